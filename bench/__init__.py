@@ -1,0 +1,1 @@
+"""Benchmarks and the demo that `make demo` runs."""

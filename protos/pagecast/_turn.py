@@ -1,0 +1,97 @@
+"""Folds the events of one generation into chunks and a result. Knows no channel and no call."""
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import grpc
+
+from pagecast.errors import BrokenStream
+from pagecast.v1 import generation_pb2
+from pagecast.values import Chunk, FinishReason, Result
+
+
+class Turn:
+    """What has arrived of one generation. Made when the call is sent: times count from there.
+
+    Attributes:
+        generation_id: None until the server has announced it.
+        result: None until the last event has arrived.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.generation_id: str | None = None
+        self.result: Result | None = None
+        self._clock_ns = clock_ns
+        self._sent_ns = clock_ns()
+        self._started = generation_pb2.GenerationStarted()
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._arrivals_ns: list[int] = []  # [tokens]
+
+    def fold(self, response: generation_pb2.GenerateResponse) -> Chunk | None:
+        """Take one event in; a chunk event comes back as `Chunk`.
+
+        Raises:
+            BrokenStream: A token is missing or doubled, or the event does not belong here.
+        """
+        event = response.WhichOneof("event")
+        if event is None:  # of a kind newer than this client
+            return None
+        if self.result is not None or (self.generation_id is None) != (event == "started"):
+            raise _broken(f"the event {event} came out of order")
+        if event == "started":
+            self._started = response.started
+            self.generation_id = response.started.generation_id
+            return None
+        if event == "chunk":
+            return self._fold_chunk(response.chunk)
+        self.result = self._finish(response.finished)
+        return None
+
+    def require_result(self) -> Result:
+        """The result. Raises RuntimeError before the last event has arrived."""
+        if self.result is None:
+            raise RuntimeError("the generation has not ended: read it to its end first")
+        return self.result
+
+    def check_ended(self) -> None:
+        """Raise BrokenStream where the stream has closed without its last event."""
+        if self.result is None:
+            raise _broken("the stream closed before its last event")
+
+    def _fold_chunk(self, message: generation_pb2.TokenChunk) -> Chunk:
+        expected = len(self._token_ids)
+        if message.first_token_index != expected:
+            raise _broken(f"token {expected} was due, {message.first_token_index} came")
+        token_ids = tuple(token.id for token in message.tokens)
+        timings = tuple(token.timing for token in message.tokens if token.HasField("timing"))
+        self._arrivals_ns += [self._clock_ns()] * len(token_ids)
+        self._token_ids += token_ids
+        self._text.append(message.text_delta)
+        return Chunk(message.text_delta, token_ids, expected, timings)
+
+    def _finish(self, finished: generation_pb2.GenerationFinished) -> Result:
+        reason = FinishReason(finished.finish_reason)
+        # A cancelled turn may have been rolled back, its tokens with it.
+        if reason is not FinishReason.CANCELLED and finished.usage.output_tokens != len(self._token_ids):
+            raise _broken(f"{finished.usage.output_tokens} tokens were sent, {len(self._token_ids)} came")
+        arrivals = self._arrivals_ns
+        return Result(
+            generation_id=self._started.generation_id,
+            text="".join(self._text),
+            token_ids=tuple(self._token_ids),
+            input_token_ids=tuple(self._started.input_token_ids),
+            finish_reason=reason,
+            sampling=self._started.sampling,
+            usage=finished.usage,
+            timing=finished.timing,
+            plan_stats=finished.plan_stats,
+            revision=finished.revision,
+            ttft_ms=(arrivals[0] - self._sent_ns) / 1e6 if arrivals else None,
+            itl_ms=tuple((b - a) / 1e6 for a, b in pairwise(arrivals)),
+        )
+
+
+def _broken(message: str) -> BrokenStream:
+    return BrokenStream(message, code=grpc.StatusCode.UNKNOWN, reason="BROKEN_STREAM")

@@ -1,0 +1,200 @@
+"""The blocking client. Knows channels and calls; what goes in and comes out is `_requests` and `_turn`."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Self, TypeVar, Unpack
+
+import grpc
+
+from pagecast import _requests, errors
+from pagecast._turn import Turn
+from pagecast.v1 import (
+    generation_pb2,
+    generation_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    session_pb2,
+    session_pb2_grpc,
+)
+from pagecast.values import Chunk, PagedDecodePlan, Result, TurnInput
+
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
+
+
+class Client:
+    """One connection to a Pagecast server, made by the first call; usable from several threads.
+
+    Every failed call raises from the tree of `pagecast.errors`.
+
+    Args:
+        target: HOST:PORT, or any other gRPC target.
+        timeout_s: Deadline of each call but `generate`, in seconds.
+    """
+
+    def __init__(self, target: str = "127.0.0.1:7070", *, timeout_s: float = 30.0) -> None:
+        self._connection = _Connection(target, timeout_s)
+
+    def open_session(
+        self, model: str, *, timeout_s: float | None = None, **options: Unpack[_requests.SessionOptions]
+    ) -> "ClientSession":
+        """Open a session on a served model; `SessionOptions` says what else can be set."""
+        request = _requests.open_session(model, **options)
+        opened = self._connection.call(self._connection.sessions.OpenSession, request, timeout_s)
+        return self.session(opened.session.session_id)
+
+    def session(self, session_id: str) -> "ClientSession":
+        """A handle on a session that is open already; asks the server nothing."""
+        return ClientSession(self._connection, session_id)
+
+    def models(self, *, timeout_s: float | None = None) -> Sequence[model_pb2.Model]:
+        """The models that sessions can be opened on."""
+        request = model_pb2.ListModelsRequest()
+        return self._connection.call(self._connection.models.ListModels, request, timeout_s).models
+
+    def close(self) -> None:
+        """End the connection and the calls on it. Sessions stay open on the server."""
+        self._connection.channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class ClientSession:
+    """A session on the server; as a context manager it closes the session on exit."""
+
+    def __init__(self, connection: "_Connection", session_id: str) -> None:
+        self.session_id = session_id
+        self._connection = connection
+
+    def generate(
+        self,
+        content: TurnInput,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[_requests.GenerateOptions],
+    ) -> "Generation":
+        """Send one turn; its tokens are read, and its errors raised, by iterating over what is returned.
+
+        Args:
+            content: A str is one user message through the model's chat template, or plain text with
+                `raw`; token ids and messages are appended as such; None continues the log.
+            timeout_s: Deadline of the whole generation in seconds; None: none.
+            **options: `GenerateOptions`.
+
+        Raises:
+            TypeError, ValueError: The input or an option cannot be sent; nothing was.
+        """
+        request = _requests.generate(self.session_id, content, **options)
+        return Generation(self._connection, request, timeout_s)
+
+    def cancel(self, generation_id: str, *, timeout_s: float | None = None) -> None:
+        """End a running generation from outside: its stream ends with FinishReason.CANCELLED."""
+        request = _requests.cancel_generation(self.session_id, generation_id)
+        self._connection.call(self._connection.generations.CancelGeneration, request, timeout_s)
+
+    def get(self, *, timeout_s: float | None = None) -> session_pb2.Session:
+        """The session as the server sees it now."""
+        request = session_pb2.GetSessionRequest(session_id=self.session_id)
+        return self._connection.call(self._connection.sessions.GetSession, request, timeout_s).session
+
+    def update(
+        self,
+        *,
+        plan: PagedDecodePlan | None = None,
+        labels: Mapping[str, str] | None = None,
+        expected_revision: int | None = None,
+        timeout_s: float | None = None,
+    ) -> session_pb2.Session:
+        """Change what is given, from the session's next step on, also in the middle of a generation."""
+        request = _requests.update_session(self.session_id, plan, labels, expected_revision)
+        return self._connection.call(self._connection.sessions.UpdateSession, request, timeout_s).session
+
+    def close(self, *, timeout_s: float | None = None) -> session_pb2.Session:
+        """End the session and what runs in it; closing twice is no error."""
+        request = session_pb2.CloseSessionRequest(session_id=self.session_id)
+        return self._connection.call(self._connection.sessions.CloseSession, request, timeout_s).session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        # What went wrong inside matters more than that closing failed too.
+        with contextlib.suppress(*([errors.PagecastError] if kind else [])):
+            self.close()
+
+
+class Generation(Iterator[Chunk]):
+    """One turn's tokens, as chunks in the order of arrival; leaving it as a context manager cancels it."""
+
+    def __init__(
+        self, connection: "_Connection", request: generation_pb2.GenerateRequest, timeout_s: float | None
+    ) -> None:
+        self._turn = Turn()
+        self._call = connection.generations.Generate(request, timeout=timeout_s)
+
+    @property
+    def generation_id(self) -> str | None:
+        """The id to cancel it by; None until the server has announced it."""
+        return self._turn.generation_id
+
+    @property
+    def result(self) -> Result:
+        """The finished turn. Raises RuntimeError before the iteration has ended."""
+        return self._turn.require_result()
+
+    def __next__(self) -> Chunk:
+        try:
+            for response in self._call:
+                chunk = self._turn.fold(response)
+                if chunk is not None:
+                    return chunk
+            self._turn.check_ended()
+        except grpc.RpcError as error:
+            raise errors.decode(error) from error
+        except errors.BrokenStream:
+            self.cancel()
+            raise
+        raise StopIteration
+
+    def wait(self) -> Result:
+        """Read to the end."""
+        for _ in self:
+            pass
+        return self.result
+
+    def cancel(self) -> None:
+        """End the call now; reading on raises `Cancelled`. Does nothing once it has ended."""
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.cancel()
+
+
+class _Connection:
+    """A channel and its stubs, shared by a client and its sessions."""
+
+    def __init__(self, target: str, timeout_s: float) -> None:
+        self.channel = grpc.insecure_channel(target, options=_requests.CHANNEL_OPTIONS)
+        self.sessions = session_pb2_grpc.SessionServiceStub(self.channel)
+        self.generations = generation_pb2_grpc.GenerationServiceStub(self.channel)
+        self.models = model_pb2_grpc.ModelServiceStub(self.channel)
+        self._timeout_s = timeout_s
+
+    def call(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[_Request, _Answer]",
+        request: _Request,
+        timeout_s: float | None,
+    ) -> _Answer:
+        """Make one call within `timeout_s`, or the client's own deadline."""
+        try:
+            return method(request, timeout=self._timeout_s if timeout_s is None else timeout_s)
+        except grpc.RpcError as error:
+            raise errors.decode(error) from error

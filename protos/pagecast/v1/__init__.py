@@ -1,0 +1,1 @@
+"""Public API, version 1: generated stubs."""

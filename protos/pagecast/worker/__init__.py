@@ -1,0 +1,1 @@
+"""Worker API: generated stubs."""

@@ -1,0 +1,1 @@
+"""Worker API, version 1: generated stubs."""

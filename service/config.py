@@ -1,0 +1,104 @@
+"""Settings of gateway and clients, read once from flags and environment, checked and frozen.
+
+The only room that reads the environment: `PAGECAST_` and the field's name in capitals. Values
+that a caller passes (the command line's flags) win over the environment, which wins over defaults.
+A wrong value raises `pydantic.ValidationError`, which names the field.
+"""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+DEFAULT_ADDRESS = "127.0.0.1:7070"
+MAX_PORT = 65535
+_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):([0-9]{1,5})")
+
+
+def check_address(value: str, *, allow_unix: bool, min_port: int) -> str:
+    """Return `value` if it is `HOST:PORT`, `[IPV6]:PORT` or, where allowed, `unix:PATH`.
+
+    Raises:
+        ValueError: It is neither, or the port is not from `min_port` to 65535.
+    """
+    if allow_unix and value.startswith("unix:") and len(value) > len("unix:"):
+        return value
+    match = _HOST_PORT.fullmatch(value)
+    if match is None:
+        forms = "HOST:PORT or unix:PATH" if allow_unix else "HOST:PORT"
+        raise ValueError(f"expected {forms}, got {value!r}")
+    if not min_port <= int(match[2]) <= MAX_PORT:
+        raise ValueError(f"port must be from {min_port} to {MAX_PORT}, got {match[2]}")
+    return value
+
+
+class ServeSettings(BaseSettings):
+    """What `pagecast serve` runs with.
+
+    Attributes:
+        model: Model spec that every spawned worker loads: a known name, or a path to a GGUF file.
+        workers: Workers to spawn.
+        listen: `HOST:PORT` of the public server; port 0 takes a free one.
+        worker_addresses: Addresses of running workers to use instead of spawning; a comma separated
+            list in the environment (`PAGECAST_WORKER_ADDRESS`).
+        kernels: Kernels of the spawned workers.
+        decode_plan: Plan mode of sessions that name none.
+        kv_blocks: KV blocks per worker. None: what the worker chooses.
+        max_step_tokens: Token budget of a step. None: what the worker chooses.
+        threads: Compute threads per worker. None: the CPUs, shared out among the workers.
+        start_timeout_s: How long workers may take until they serve, in seconds.
+        log_level: Least severe level that is logged.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="PAGECAST_", frozen=True, extra="forbid", populate_by_name=True
+    )
+
+    model: str = Field(default="smollm2-135m", min_length=1)
+    workers: int = Field(default=1, ge=1, le=64)
+    listen: str = DEFAULT_ADDRESS
+    worker_addresses: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), validation_alias="PAGECAST_WORKER_ADDRESS"
+    )
+    kernels: Literal["reference", "triton"] = "reference"
+    decode_plan: Literal["once", "replan"] = "once"
+    kv_blocks: int | None = Field(default=None, ge=1)
+    max_step_tokens: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    start_timeout_s: float = Field(default=180.0, gt=0.0, le=86_400.0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_form(cls, value: str) -> str:
+        return check_address(value, allow_unix=False, min_port=0)
+
+    @field_validator("worker_addresses", mode="before")
+    @classmethod
+    def _split_addresses(cls, value: object) -> object:
+        return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+
+    @field_validator("worker_addresses")
+    @classmethod
+    def _worker_address_form(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("the same worker address is given twice")
+        return tuple(check_address(address, allow_unix=True, min_port=1) for address in value)
+
+
+class ClientSettings(BaseSettings):
+    """What the client commands run with.
+
+    Attributes:
+        target: `HOST:PORT` of the gateway (`PAGECAST_TARGET`).
+    """
+
+    model_config = SettingsConfigDict(env_prefix="PAGECAST_", frozen=True, extra="forbid")
+
+    target: str = DEFAULT_ADDRESS
+
+    @field_validator("target")
+    @classmethod
+    def _target_form(cls, value: str) -> str:
+        return check_address(value, allow_unix=False, min_port=1)

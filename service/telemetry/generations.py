@@ -1,0 +1,79 @@
+"""One log event per generation, measured by the gateway's monotonic clock.
+
+Knows the events of a stream and their clock; never looks at text.
+"""
+
+import time
+
+from structlog.typing import FilteringBoundLogger
+
+from pagecast.v1 import generation_pb2
+
+_PREFIX = "FINISH_REASON_"
+
+
+class GenerationRecord:
+    """Watches one generation from its call to its end.
+
+    Times start when the record is made. What never became known stays None in the event.
+    """
+
+    def __init__(self, session_id: str, generation_id: str) -> None:
+        self._session_id = session_id
+        self._generation_id = generation_id
+        self._start_ns = time.monotonic_ns()
+        self._first_token_ns: int | None = None
+        self._last_token_ns = 0
+        self._usage: generation_pb2.Usage | None = None
+        self._finished: generation_pb2.GenerationFinished | None = None
+        self._num_tokens = 0
+
+    def observe(self, response: generation_pb2.GenerateResponse) -> None:
+        """Note one response on its way to the client."""
+        match response.WhichOneof("event"):
+            case "started":
+                self._usage = response.started.usage
+            case "chunk":
+                self._observe_chunk(response.chunk)
+            case "finished":
+                self._finished = response.finished
+                self._usage = response.finished.usage
+
+    def log(self, log: FilteringBoundLogger, status: str) -> None:
+        """Write the event; `status` is the gRPC status that ended a stream that did not finish."""
+        stats = self._finished.plan_stats if self._finished is not None else None
+        log.info(
+            "generation",
+            session_id=self._session_id,
+            generation_id=self._generation_id,
+            ttft_ns=None if self._first_token_ns is None else self._first_token_ns - self._start_ns,
+            tpot_ns=self._tpot_ns(),
+            e2e_ns=time.monotonic_ns() - self._start_ns,
+            input_tokens=self._usage.input_tokens if self._usage is not None else None,
+            cached_tokens=self._usage.cached_tokens if self._usage is not None else None,
+            output_tokens=self._num_tokens,
+            finish_reason=self._finish_reason() or status,
+            plan_builds=stats.builds if stats is not None else None,
+            plan_reuses=stats.reuses if stats is not None else None,
+            plan_replans=stats.replans if stats is not None else None,
+        )
+
+    def _observe_chunk(self, chunk: generation_pb2.TokenChunk) -> None:
+        if chunk.HasField("usage"):
+            self._usage = chunk.usage
+        if chunk.tokens:
+            self._last_token_ns = time.monotonic_ns()
+            self._num_tokens += len(chunk.tokens)
+            if self._first_token_ns is None:
+                self._first_token_ns = self._last_token_ns
+
+    def _tpot_ns(self) -> int | None:
+        """(last token - first token) / (n - 1); None for fewer than two tokens."""
+        if self._first_token_ns is None or self._num_tokens < 2:
+            return None
+        return (self._last_token_ns - self._first_token_ns) // (self._num_tokens - 1)
+
+    def _finish_reason(self) -> str:
+        if self._finished is None:
+            return ""
+        return generation_pb2.FinishReason.Name(self._finished.finish_reason).removeprefix(_PREFIX)

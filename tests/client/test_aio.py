@@ -1,0 +1,108 @@
+"""The asyncio client against a real server over loopback."""
+
+import asyncio
+
+import pytest
+
+import pagecast
+from pagecast.v1 import session_pb2
+from tests.client.fake_server import FakeServer
+
+
+async def test_two_turns_stream_and_the_session_closes(fake: FakeServer) -> None:
+    async with pagecast.AsyncClient(fake.target) as client:
+        assert [model.name for model in await client.models()] == ["tiny"]
+        async with await client.open_session("tiny", plan=pagecast.REPLAN, max_context_tokens=64) as session:
+            generation = session.generate("hey", max_tokens=2)
+            assert [chunk.text async for chunk in generation] == ["h", "e"]
+            second = await session.generate([1, 2, 3]).wait()
+            assert (await session.get()).revision == 2
+            updated = await session.update(plan=pagecast.PLAN_ONCE)
+            assert pagecast.PagedDecodePlan(updated.decode_plan) is pagecast.PLAN_ONCE
+        assert fake.state[session.session_id].state == session_pb2.SESSION_STATE_CLOSED
+    assert generation.result.plan_stats.replans == 2
+    assert second.token_ids == (1, 2, 3)
+    assert second.usage.cached_tokens == 4
+
+
+async def test_many_sessions_stream_at_once(fake: FakeServer) -> None:
+    async def one(client: pagecast.AsyncClient, text: str) -> str:
+        async with await client.open_session("tiny") as session:
+            return (await session.generate(text).wait()).text
+
+    texts = [f"number {index}" for index in range(6)]
+    async with pagecast.AsyncClient(fake.target) as client:
+        assert await asyncio.gather(*(one(client, text) for text in texts)) == texts
+
+
+async def test_own_cancel_raises_cancelled_and_reaches_the_server(fake: FakeServer) -> None:
+    fake.hold_after = 1
+    async with pagecast.AsyncClient(fake.target) as client:
+        generation = (await client.open_session("tiny")).generate("abc")
+        assert (await anext(generation)).text == "a"
+        generation.cancel()
+        with pytest.raises(pagecast.Cancelled):
+            await anext(generation)
+        assert await asyncio.to_thread(fake.ended.wait, 5)
+
+
+async def test_a_cancelled_task_stays_cancelled_and_ends_the_call(fake: FakeServer) -> None:
+    fake.hold_after = 1
+    async with pagecast.AsyncClient(fake.target) as client:
+        session = await client.open_session("tiny")
+        task = asyncio.create_task(session.generate("abc").wait())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(fake.ended.wait, 5)
+
+
+async def test_a_cancelled_task_is_not_mistaken_for_a_cancelled_call(fake: FakeServer) -> None:
+    async def cancel_both(generation: pagecast.AsyncGeneration) -> None:
+        generation.cancel()
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await anext(generation)
+
+    fake.hold_after = 0
+    async with pagecast.AsyncClient(fake.target) as client:
+        task = asyncio.create_task(cancel_both((await client.open_session("tiny")).generate("abc")))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+
+async def test_leaving_a_generation_cancels_it(fake: FakeServer) -> None:
+    fake.hold_after = 1
+    async with pagecast.AsyncClient(fake.target) as client:
+        async with (await client.open_session("tiny")).generate("abc") as generation:
+            await anext(generation)
+            with pytest.raises(RuntimeError, match="has not ended"):
+                _ = generation.result
+        assert await asyncio.to_thread(fake.ended.wait, 5)
+
+
+async def test_cancel_from_outside_ends_the_stream_ok(fake: FakeServer) -> None:
+    fake.hold_after = 1
+    async with pagecast.AsyncClient(fake.target) as client:
+        session = await client.open_session("tiny")
+        generation = session.generate("abc")
+        await anext(generation)
+        assert generation.generation_id is not None
+        await session.cancel(generation.generation_id)
+        result = await generation.wait()
+    assert result.finish_reason is pagecast.FinishReason.CANCELLED
+
+
+async def test_errors_and_deadlines(fake: FakeServer) -> None:
+    fake.hold_after = 0
+    async with pagecast.AsyncClient(fake.target) as client:
+        with pytest.raises(pagecast.ModelNotFound):
+            await client.open_session("other")
+        with pytest.raises(pagecast.SessionNotFound):
+            await client.session("ses_x").generate("a").wait()
+        session = await client.open_session("tiny")
+        with pytest.raises(pagecast.DeadlineExceeded):
+            await session.generate("abc", timeout_s=0.2).wait()

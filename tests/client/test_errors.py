@@ -1,0 +1,82 @@
+"""Every status and reason becomes the class that the tree promises."""
+
+import grpc
+import pytest
+
+import pagecast
+from pagecast import errors
+from tests.client.fake_server import FakeServer, Refusal
+
+STATUS = grpc.StatusCode
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "expected"),
+    [
+        (STATUS.INVALID_ARGUMENT, "FIELD_OUT_OF_RANGE", pagecast.InvalidArgument),
+        (STATUS.NOT_FOUND, "SESSION_NOT_FOUND", pagecast.SessionNotFound),
+        (STATUS.NOT_FOUND, "MODEL_NOT_FOUND", pagecast.ModelNotFound),
+        (STATUS.NOT_FOUND, "SOMETHING_NEW", pagecast.NotFound),
+        (STATUS.ALREADY_EXISTS, "REQUEST_ID_REUSED", pagecast.AlreadyExists),
+        (STATUS.ABORTED, "SESSION_BUSY", pagecast.SessionBusy),
+        (STATUS.ABORTED, "REVISION_MISMATCH", pagecast.RevisionMismatch),
+        (STATUS.FAILED_PRECONDITION, "SESSION_CLOSED", pagecast.SessionClosed),
+        (STATUS.FAILED_PRECONDITION, "FINGERPRINT_GONE", pagecast.FailedPrecondition),
+        (STATUS.OUT_OF_RANGE, "TOKENS_EXPIRED", pagecast.OutOfRange),
+        (STATUS.RESOURCE_EXHAUSTED, "KV_EXHAUSTED", pagecast.ResourceExhausted),
+        (STATUS.UNAVAILABLE, "WORKER_LOST", pagecast.WorkerLost),
+        (STATUS.UNAVAILABLE, "DRAINING", pagecast.Unavailable),
+        (STATUS.UNIMPLEMENTED, "NOT_IMPLEMENTED", pagecast.Unimplemented),
+        (STATUS.UNAUTHENTICATED, "TOKEN_INVALID", pagecast.Unauthenticated),
+        (STATUS.PERMISSION_DENIED, "SCOPE_MISSING", pagecast.PermissionDenied),
+        (STATUS.DATA_LOSS, "JOURNAL_DAMAGED", pagecast.DataLoss),
+        (STATUS.INTERNAL, "NUMERIC_FAILURE", pagecast.Internal),
+        # A reason under another status than its own must not hide the status.
+        (STATUS.UNAVAILABLE, "SESSION_BUSY", pagecast.Unavailable),
+    ],
+)
+def test_class_reason_field_and_metadata(
+    fake: FakeServer, code: grpc.StatusCode, reason: str, expected: type[pagecast.PagecastError]
+) -> None:
+    refusal = Refusal(code, reason, "two of two", "sampling.temperature", {"limit": "2"})
+    fake.refusals = {"ListModels": refusal, "Generate": refusal}
+    with pagecast.Client(fake.target) as client:
+        for call in (client.models, client.session("ses_0").generate("a").wait):
+            with pytest.raises(pagecast.PagecastError) as caught:
+                call()
+            error = caught.value
+            assert type(error) is expected
+            assert (error.code, error.reason, error.field) == (code, reason, "sampling.temperature")
+            assert dict(error.metadata) == {"limit": "2"}
+            assert str(error) == f"{reason}: two of two (field sampling.temperature)"
+
+
+def test_the_field_may_come_as_metadata(fake: FakeServer) -> None:
+    fake.refusals["ListModels"] = Refusal(STATUS.UNIMPLEMENTED, "NOT_IMPLEMENTED", metadata={"field": "ttl"})
+    with pagecast.Client(fake.target) as client, pytest.raises(pagecast.Unimplemented) as caught:
+        client.models()
+    assert caught.value.field == "ttl"
+
+
+def test_a_bare_status_is_its_own_reason(fake: FakeServer) -> None:
+    fake.refusals["ListModels"] = Refusal(STATUS.RESOURCE_EXHAUSTED)
+    with pagecast.Client(fake.target) as client, pytest.raises(pagecast.ResourceExhausted) as caught:
+        client.models()
+    assert (caught.value.reason, caught.value.field) == ("RESOURCE_EXHAUSTED", "")
+
+
+@pytest.mark.parametrize("payload", [b"\xff\xff", b"\x08\x05\x12\x05other"])
+def test_unreadable_or_foreign_details_leave_the_status(payload: bytes) -> None:
+    class Call:
+        def code(self) -> grpc.StatusCode:
+            return STATUS.NOT_FOUND
+
+        def details(self) -> str:
+            return "gone"
+
+        def trailing_metadata(self) -> list[tuple[str, bytes]]:
+            return [("grpc-status-details-bin", payload)]
+
+    error = errors.decode(Call())
+    assert type(error) is pagecast.NotFound
+    assert str(error) == "NOT_FOUND: gone"

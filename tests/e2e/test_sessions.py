@@ -1,0 +1,202 @@
+"""Sessions and turns of a small model, through a real gateway and a real worker."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import pagecast
+from pagecast.v1 import generation_pb2, session_pb2
+from tests.e2e.server import RunningServer
+from worker.model.tokenizer import Tokenizer
+from worker.model.weights.gguf import read_gguf
+
+pytestmark = pytest.mark.e2e
+# Long enough to be cut short wherever a test wants to.
+LONG = 800
+
+
+def _open(client: pagecast.Client, **options: object) -> pagecast.ClientSession:
+    return client.open_session("tiny", **options)  # type: ignore[arg-type]
+
+
+def _blocks(session: pagecast.ClientSession) -> int:
+    return session.get().num_kv_blocks
+
+
+def test_a_turn_streams_and_the_next_one_computes_only_what_is_new(client: pagecast.Client) -> None:
+    with _open(client) as session:
+        first = session.generate("Hello there", max_tokens=20).wait()
+        assert len(first.token_ids) == first.usage.output_tokens
+        assert first.usage.cached_tokens == 0
+        second = session.generate("And again", max_tokens=5).wait()
+        assert second.usage.cached_tokens == len(first.input_token_ids) + len(first.token_ids) - 1
+        assert second.usage.reprefilled_tokens == 0
+        view = session.get()
+        assert view.revision == second.revision == 2
+        assert view.num_tokens == sum(len(turn.input_token_ids + turn.token_ids) for turn in (first, second))
+
+
+def test_s28_text_deltas_are_the_decoding_of_all_ids(client: pagecast.Client, tiny_path: Path) -> None:
+    """Random ids make broken UTF-8 as often as not; deltas must still add up."""
+    tokenizer = Tokenizer(read_gguf(tiny_path).tokenizer)
+    with _open(client, temperature=1.5) as session:
+        for seed in range(4):
+            chunks = list(session.generate("x", max_tokens=60, seed=seed))
+            ids = [token for chunk in chunks for token in chunk.token_ids]
+            whole = b"".join(tokenizer.token_bytes(token) for token in ids)
+            assert "".join(chunk.text for chunk in chunks) == whole.decode("utf-8", errors="replace")
+            indexes = [chunk.first_token_index for chunk in chunks if chunk.token_ids]
+            assert indexes == list(range(len(ids)))
+
+
+def test_both_plans_yield_the_same_tokens_and_count_differently(client: pagecast.Client) -> None:
+    with _open(client, plan=pagecast.PLAN_ONCE) as once, _open(client, plan=pagecast.REPLAN) as replan:
+        held = once.generate("Same words", max_tokens=30, temperature=1.0, seed=9).wait()
+        fresh = replan.generate("Same words", max_tokens=30, temperature=1.0, seed=9).wait()
+        assert held.token_ids == fresh.token_ids
+        assert (held.plan_stats.reuses, held.plan_stats.replans) == (len(held.token_ids), 0)
+        assert (fresh.plan_stats.reuses, fresh.plan_stats.replans) == (0, len(fresh.token_ids))
+        assert held.plan_stats.launches_per_step == fresh.plan_stats.launches_per_step > 0
+        assert replan.get().decode_plan == session_pb2.PAGED_DECODE_PLAN_REPLAN
+
+
+def test_the_plan_can_change_in_the_middle_of_a_stream(client: pagecast.Client) -> None:
+    with _open(client) as session, _open(client) as other:
+        alone = session.generate([5, 6, 7], max_tokens=60, temperature=1.0, seed=2).wait()
+        actions = []
+        stream = other.generate([5, 6, 7], max_tokens=60, temperature=1.0, seed=2, token_timing=True)
+        for number, chunk in enumerate(stream):
+            actions += [timing.plan_action for timing in chunk.timings]
+            if number == 5:
+                other.update(plan=pagecast.REPLAN)
+        assert stream.result.token_ids == alone.token_ids
+        assert set(actions) == {generation_pb2.PLAN_ACTION_REUSED, generation_pb2.PLAN_ACTION_REPLANNED}
+
+
+def test_s20_eight_sessions_at_once_yield_what_each_yields_alone(client: pagecast.Client) -> None:
+    prompts = [f"prompt number {number} " * (1 + 3 * number) for number in range(8)]
+
+    def run(number: int) -> tuple[int, ...]:
+        with _open(client, plan=pagecast.REPLAN if number % 4 == 3 else None) as session:
+            seed = None if number % 2 else number
+            turn = session.generate(
+                prompts[number], max_tokens=24, temperature=0.0 if seed is None else 1.0, seed=seed
+            )
+            return turn.wait().token_ids
+
+    alone = [run(number) for number in range(8)]
+    together: dict[int, tuple[int, ...]] = {}
+    threads = [threading.Thread(target=lambda n=number: together.update({n: run(n)})) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[number] for number in range(8)] == alone
+
+
+_CLIENT = """
+import sys, pagecast
+client = pagecast.Client(sys.argv[1])
+for chunk in client.session(sys.argv[2]).generate([7] * 40, max_tokens=int(sys.argv[3])):
+    print("token", flush=True)
+"""
+
+
+def test_s01_s32_a_client_killed_in_mid_stream_leaves_nothing_behind(
+    client: pagecast.Client, tiny_server: RunningServer
+) -> None:
+    with _open(client) as session, _open(client) as undisturbed:
+        for each in (session, undisturbed):
+            each.generate([1, 2, 3], max_tokens=4).wait()
+        before = session.get()
+        child = subprocess.Popen(
+            [sys.executable, "-c", _CLIENT, tiny_server.target, session.session_id, str(LONG)],
+            stdout=subprocess.PIPE,
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"token\n"
+        assert _blocks(session) > before.num_kv_blocks
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        deadline = time.monotonic() + 5.0
+        while session.get().num_tokens != before.num_tokens:
+            assert time.monotonic() < deadline, "the turn of a dead client still runs"
+            time.sleep(0.02)
+        after = session.get()
+        assert (after.num_kv_blocks, after.revision) == (before.num_kv_blocks, before.revision)
+        assert (
+            session.generate([8], max_tokens=9).wait().token_ids
+            == undisturbed.generate([8], max_tokens=9).wait().token_ids
+        )
+        tiny_server.wait_for_event("generation", session_id=session.session_id, finish_reason="CANCELLED")
+
+
+def test_s02_a_deadline_stops_the_turn_in_the_worker(client: pagecast.Client) -> None:
+    with _open(client) as session:
+        with pytest.raises(pagecast.DeadlineExceeded):
+            session.generate([7] * 40, max_tokens=LONG, timeout_s=0.3).wait()
+        deadline = time.monotonic() + 5.0
+        while session.get().num_tokens:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert _blocks(session) == 0
+        assert session.generate([1], max_tokens=2).wait().token_ids
+
+
+def test_a_cancel_by_another_call_ends_the_stream_ok(client: pagecast.Client) -> None:
+    with _open(client) as session:
+        stream = session.generate([7] * 40, max_tokens=LONG)
+        next(stream)
+        assert stream.generation_id is not None
+        session.cancel(stream.generation_id)
+        assert stream.wait().finish_reason is pagecast.FinishReason.CANCELLED
+        assert session.get().num_tokens == 0
+        with pytest.raises(pagecast.GenerationNotFound):
+            session.cancel(stream.generation_id)
+
+
+def test_what_was_kept_of_a_cancelled_turn_can_be_continued(client: pagecast.Client) -> None:
+    with _open(client) as session, _open(client) as whole:
+        stream = session.generate([7] * 20, max_tokens=LONG, keep_partial=True)
+        for _ in range(3):
+            next(stream)
+        assert stream.generation_id is not None
+        session.cancel(stream.generation_id)
+        kept = stream.wait()
+        rest = session.generate(None, max_tokens=10).wait()
+        count = len(kept.token_ids) + 10
+        assert kept.token_ids + rest.token_ids == whole.generate([7] * 20, max_tokens=count).wait().token_ids
+
+
+def test_s04_a_second_turn_is_refused_and_changes_nothing(client: pagecast.Client) -> None:
+    with _open(client) as session:
+        stream = session.generate([3] * 10, max_tokens=60)
+        next(stream)
+        with pytest.raises(pagecast.SessionBusy):
+            session.generate("me too").wait()
+        assert len(stream.wait().token_ids) == 60
+        assert session.get().revision == 1
+
+
+def test_a_full_context_is_a_normal_end(client: pagecast.Client) -> None:
+    with _open(client, max_context_tokens=32) as session:
+        turn = session.generate([3] * 20).wait()
+        assert (turn.finish_reason, len(turn.token_ids)) == (pagecast.FinishReason.CONTEXT_FULL, 12)
+        with pytest.raises(pagecast.InvalidArgument) as refused:
+            session.generate([1]).wait()
+        assert refused.value.reason == "PROMPT_TOO_LONG"
+
+
+def test_closing_twice_is_no_error_and_ends_the_session(client: pagecast.Client) -> None:
+    session = _open(client)
+    session.generate("a", max_tokens=3).wait()
+    assert session.close().state == session_pb2.SESSION_STATE_CLOSED
+    assert session.close().state == session_pb2.SESSION_STATE_CLOSED
+    with pytest.raises(pagecast.PagecastError) as refused:
+        session.generate("b").wait()
+    assert refused.value.reason in {"SESSION_CLOSED", "SESSION_NOT_FOUND"}

@@ -1,0 +1,92 @@
+import io
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from pagecast._log import LogWriter, open_log
+from pagecast.v1 import generation_pb2, session_pb2
+from service.telemetry.generations import GenerationRecord
+
+
+def lines_of(stream: io.BytesIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+class BlockedStream(io.BytesIO):
+    """Takes nothing until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = threading.Event()
+
+    def write(self, data: Any) -> int:
+        self.released.wait(5)
+        return super().write(data)
+
+
+def test_one_event_is_one_line_whatever_it_holds() -> None:
+    stream = io.BytesIO()
+    with LogWriter(stream) as writer:
+        log = open_log(writer, "info")
+        log.info("a", text='x\n{"event":"forged"}\r\u2028', lone="\udcff", huge=2**80, odd=object())
+        try:
+            raise ValueError("first\nsecond")
+        except ValueError:
+            log.exception("b")
+        log.debug("c")
+    first, second = lines_of(stream)
+    assert stream.getvalue().count(b"\n") == 2
+    assert (first["event"], first["huge"]) == ("a", 2**80)
+    assert first["text"].startswith('x\n{"event"')
+    assert "level" not in first
+    assert (second["event"], second["level"]) == ("b", "error")
+    assert "first\nsecond" in second["exception"]
+
+
+def test_a_full_queue_drops_lines_and_says_how_many() -> None:
+    stream = BlockedStream()
+    writer = LogWriter(stream, queue_lines=2)
+    log = open_log(writer, "info")
+    for index in range(20):
+        log.info("line", index=index)
+    assert writer.num_dropped >= 17
+    dropped = writer.num_dropped
+    stream.released.set()
+    writer.close()
+    (told,) = [line for line in lines_of(stream) if line["event"] == "log_lines_dropped"]
+    assert told["num_lines"] == dropped
+    assert len(lines_of(stream)) == 20 - dropped + 1
+
+
+def test_a_broken_stream_ends_nothing() -> None:
+    stream = io.BytesIO()
+    stream.close()
+    writer = LogWriter(stream)
+    open_log(writer, "info").info("x")
+    writer.close()
+    assert writer.num_dropped >= 1
+
+
+def test_times_of_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1_000, 4_000, 7_000, 10_000, 12_000])
+    monkeypatch.setattr("service.telemetry.generations.time.monotonic_ns", lambda: next(clock))
+    record = GenerationRecord("ses", "gen")
+    for index in range(3):
+        chunk = generation_pb2.TokenChunk(tokens=[generation_pb2.Token(id=index)])
+        record.observe(generation_pb2.GenerateResponse(chunk=chunk))
+    finished = generation_pb2.GenerationFinished(
+        finish_reason=generation_pb2.FINISH_REASON_MAX_TOKENS,
+        usage=generation_pb2.Usage(input_tokens=5, cached_tokens=4),
+        plan_stats=session_pb2.PlanStats(builds=1, reuses=2, replans=0),
+    )
+    record.observe(generation_pb2.GenerateResponse(finished=finished))
+    stream = io.BytesIO()
+    with LogWriter(stream) as writer:
+        record.log(open_log(writer, "info"), "OK")
+    (line,) = lines_of(stream)
+    assert (line["ttft_ns"], line["tpot_ns"], line["e2e_ns"]) == (3_000, 3_000, 11_000)
+    assert (line["input_tokens"], line["cached_tokens"], line["output_tokens"]) == (5, 4, 3)
+    assert (line["plan_builds"], line["plan_reuses"], line["plan_replans"]) == (1, 2, 0)
+    assert line["finish_reason"] == "MAX_TOKENS"

@@ -1,0 +1,78 @@
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from pagecast.worker.v1 import worker_pb2
+from service.errors import _RULES, PagecastError, Reason, from_refusal, to_status
+
+DETAILS = {
+    "INVALID_ARGUMENT": error_details_pb2.BadRequest,
+    "NOT_FOUND": error_details_pb2.ResourceInfo,
+    "FAILED_PRECONDITION": error_details_pb2.PreconditionFailure,
+    "RESOURCE_EXHAUSTED": error_details_pb2.QuotaFailure,
+}
+
+
+def unpack(status: grpc.Status) -> status_pb2.Status:
+    ((key, value),) = status.trailing_metadata
+    assert key == "grpc-status-details-bin"
+    return status_pb2.Status.FromString(value)
+
+
+def test_every_reason_has_a_rule() -> None:
+    assert set(_RULES) == set(Reason)
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_details_of_any_length_stay_under_1_kib(reason: Reason) -> None:
+    error = PagecastError(
+        reason,
+        "é" * 5000,
+        field="f" * 5000,
+        metadata={f"{index}{'k' * 500}": "\N{SNOWMAN}" * 5000 for index in range(50)},
+    )
+    status = to_status(error)
+    assert status.code is error.status
+    whole = unpack(status)
+    assert whole.ByteSize() < 1024
+    assert whole.message == status.details
+    info = error_details_pb2.ErrorInfo()
+    assert whole.details[0].Unpack(info)
+    assert (info.reason, info.domain) == (reason.value, "pagecast")
+    if status.code.name in DETAILS:
+        assert whole.details[1].Is(DETAILS[status.code.name].DESCRIPTOR)
+
+
+def test_a_field_at_fault_is_named_twice() -> None:
+    error = PagecastError(
+        Reason.FIELD_OUT_OF_RANGE, "too hot", field="sampling.temperature", metadata={"max": "100"}
+    )
+    whole = unpack(to_status(error))
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert whole.details[0].Unpack(info)
+    assert whole.details[1].Unpack(bad)
+    assert dict(info.metadata) == {"field": "sampling.temperature", "max": "100"}
+    assert bad.field_violations[0].field == "sampling.temperature"
+    assert bad.field_violations[0].description == "too hot"
+
+
+def test_busy_sessions_may_be_tried_again() -> None:
+    whole = unpack(to_status(PagecastError(Reason.SESSION_BUSY, "busy")))
+    retry = error_details_pb2.RetryInfo()
+    assert whole.details[1].Unpack(retry)
+    assert retry.retry_delay.seconds == 1
+
+
+def test_refusals_keep_what_they_say() -> None:
+    refusal = worker_pb2.Refusal(
+        reason="REVISION_MISMATCH", field="expected_revision", message="m", metadata={"revision": "3"}
+    )
+    error = from_refusal(refusal)
+    assert (error.reason, error.field, error.message) == (Reason.REVISION_MISMATCH, "expected_revision", "m")
+    assert error.metadata == {"revision": "3"}
+    assert error.status is grpc.StatusCode.ABORTED
+
+
+def test_a_refusal_of_unknown_reason_is_a_bug() -> None:
+    with pytest.raises(ValueError, match="NEW_REASON"):
+        from_refusal(worker_pb2.Refusal(reason="NEW_REASON"))

@@ -1,0 +1,160 @@
+"""`serve` as a process, in front of workers of the test or none."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagecast.v1 import generation_pb2, generation_pb2_grpc, session_pb2, session_pb2_grpc
+from tests.service.conftest import until
+from tests.service.fake_worker import FakeWorker
+
+SCRIPT = """
+import json, sys
+from service.config import ServeSettings
+from service.server import serve
+sys.exit(serve(ServeSettings(**json.loads(sys.argv[1]))))
+"""
+
+
+class Served:
+    """A gateway process and the log lines that it wrote so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[dict[str, Any]] = []
+
+    async def wait_for(self, event: str) -> dict[str, Any]:
+        assert self.process.stderr is not None
+        while not self.lines or self.lines[-1]["event"] != event:
+            line = await asyncio.wait_for(self.process.stderr.readline(), 30)
+            assert line, f"ended without {event}: {self.lines}"
+            if line.startswith(b"{"):
+                self.lines.append(json.loads(line))
+        return self.lines[-1]
+
+    async def exit_code(self, timeout_s: float = 15) -> int:
+        _, rest = await asyncio.wait_for(self.process.communicate(), timeout_s)
+        self.lines += [json.loads(line) for line in rest.splitlines() if line.startswith(b"{")]
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+
+async def start(**settings: Any) -> Served:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SCRIPT, json.dumps({"listen": "127.0.0.1:0", **settings}),
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    return Served(process)
+
+
+async def test_serves_and_stops_on_sigterm(tmp_path: Path) -> None:
+    worker = FakeWorker(tmp_path)
+    await worker.start()
+    served = await start(worker_addresses=[worker.address])
+    ready = await served.wait_for("gateway_ready")
+    assert ready["models"] == ["tiny"]
+
+    async with grpc.aio.insecure_channel(ready["listen"]) as channel:
+        sessions: Any = session_pb2_grpc.SessionServiceStub(channel)
+        generations: Any = generation_pb2_grpc.GenerationServiceStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        opened = await sessions.OpenSession(session_pb2.OpenSessionRequest(model="tiny"))
+        call = generations.Generate(generation_pb2.GenerateRequest(session_id=opened.session.session_id))
+        await until(lambda: len(worker.submits) == 1)
+        (generation_id,) = worker.submits
+        await worker.emit_token(generation_id, 0)
+        await call.read()
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+
+        served.process.send_signal(signal.SIGTERM)
+        await served.wait_for("gateway_stopping")
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        # A stream that ends within the grace ends whole.
+        await worker.emit_finish(generation_id)
+        assert (await call.read()).finished.finish_reason == generation_pb2.FINISH_REASON_EOS
+        watch.cancel()
+        assert await served.exit_code() == 0
+    assert [line["event"] for line in served.lines][-2:] == ["generation", "gateway_stopped"]
+    assert worker.cancels == []
+    await worker.die()
+
+
+async def test_a_second_signal_ends_at_once_and_cancels_turns(tmp_path: Path) -> None:
+    worker = FakeWorker(tmp_path)
+    await worker.start()
+    served = await start(worker_addresses=[worker.address])
+    ready = await served.wait_for("gateway_ready")
+    async with grpc.aio.insecure_channel(ready["listen"]) as channel:
+        sessions: Any = session_pb2_grpc.SessionServiceStub(channel)
+        generations: Any = generation_pb2_grpc.GenerationServiceStub(channel)
+        opened = await sessions.OpenSession(session_pb2.OpenSessionRequest(model="tiny"))
+        call = generations.Generate(generation_pb2.GenerateRequest(session_id=opened.session.session_id))
+        await until(lambda: len(worker.submits) == 1)
+        served.process.send_signal(signal.SIGINT)
+        await served.wait_for("gateway_stopping")
+        served.process.send_signal(signal.SIGINT)
+        assert await served.exit_code(timeout_s=3) == 0
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+    assert worker.cancels == list(worker.submits)
+    await worker.die()
+
+
+async def test_health_follows_the_last_worker(tmp_path: Path) -> None:
+    worker = FakeWorker(tmp_path)
+    await worker.start()
+    served = await start(worker_addresses=[worker.address])
+    ready = await served.wait_for("gateway_ready")
+    await worker.die()
+    await served.wait_for("no_worker_left")
+    async with grpc.aio.insecure_channel(ready["listen"]) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        response = await health.Check(health_pb2.HealthCheckRequest(service="pagecast.v1.SessionService"))
+    assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    served.process.send_signal(signal.SIGTERM)
+    assert await served.exit_code() == 0
+
+
+async def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+    worker = FakeWorker(tmp_path)
+    await worker.start()
+    first = await start(worker_addresses=[worker.address])
+    listen = (await first.wait_for("gateway_ready"))["listen"]
+    second = await start(worker_addresses=[worker.address], listen=listen)
+    assert await second.exit_code() == 1
+    (line,) = second.lines
+    assert line["event"] == "gateway_failed"
+    assert f"cannot listen on {listen}" in line["error"]
+    first.process.send_signal(signal.SIGTERM)
+    assert await first.exit_code() == 0
+    await worker.die()
+
+
+async def test_a_worker_that_never_comes_is_one_clear_line(tmp_path: Path) -> None:
+    served = await start(worker_addresses=[f"unix:{tmp_path}/none.sock"], start_timeout_s=0.5)
+    assert await served.exit_code() == 1
+    assert served.lines[-1]["event"] == "gateway_failed"
+    assert "did not serve within 0.5 s" in served.lines[-1]["error"]
+
+
+async def test_a_signal_ends_the_wait_for_workers(tmp_path: Path) -> None:
+    served = await start(worker_addresses=[f"unix:{tmp_path}/none.sock"])
+    await served.wait_for("gateway_starting")
+    served.process.send_signal(signal.SIGTERM)
+    assert await served.exit_code() == 0
+
+
+@pytest.mark.e2e
+async def test_a_worker_that_cannot_start_ends_the_gateway(tmp_path: Path) -> None:
+    served = await start(model=str(tmp_path / "none.gguf"))
+    assert await served.exit_code(timeout_s=60) == 1
+    assert [line["event"] for line in served.lines] == ["gateway_starting", "worker_failed", "gateway_failed"]
+    assert "exit code 3 before it served" in served.lines[-1]["error"]

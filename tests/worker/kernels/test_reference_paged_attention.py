@@ -1,0 +1,105 @@
+import pytest
+import torch
+
+from tests.worker.kernels.attention_cases import ODD_SHAPES, AttentionCase, make_case, plain_attention
+from tests.worker.numerics import bits
+from worker.kernels.reference.paged_attention import paged_attention
+
+
+def attend(case: AttentionCase) -> torch.Tensor:
+    return paged_attention(*case.arguments())
+
+
+def part(case: AttentionCase, row: int, first: int, count: int, *, width: int | None = None) -> AttentionCase:
+    """The case's queries `first` to `first + count - 1` of one row, as a row of their own."""
+    start, end = case.query_start[row : row + 2].tolist()
+    return AttentionCase(
+        q=case.q[start + first : start + first + count],
+        key_cache=case.key_cache,
+        value_cache=case.value_cache,
+        block_table=case.block_table[row : row + 1, :width],
+        context_len=case.context_len[row : row + 1] - (end - start) + first + count,
+        query_start=torch.tensor([0, count], dtype=torch.int32),
+        scale=case.scale,
+    )
+
+
+@pytest.mark.parametrize("head_size", [16, 64, 80])
+@pytest.mark.parametrize("group", [1, 3, 4])
+@pytest.mark.parametrize("shape", ODD_SHAPES)
+def test_matches_plain_attention(shape, group, head_size):
+    case = make_case(ODD_SHAPES[shape], group=group, head_size=head_size)
+    torch.testing.assert_close(attend(case).double(), plain_attention(case), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("group", [1, 3, 9])
+@pytest.mark.parametrize("head_size", [16, 64, 80])
+def test_a_query_has_the_same_bits_in_any_company(group, head_size):
+    rows = [(90, 90), (1, 1), (200, 70), (33, 1), (17, 2)]
+    case = make_case(rows, group=group, head_size=head_size)
+    together = bits(attend(case))
+    for row, (_, count) in enumerate(rows):
+        start = int(case.query_start[row])
+        mine = together[start : start + count]
+        assert torch.equal(bits(attend(part(case, row, 0, count))), mine), f"row {row} alone"
+        for chunk in (1, 3, 16, 23):
+            chunks = [
+                attend(part(case, row, first, min(chunk, count - first))) for first in range(0, count, chunk)
+            ]
+            assert torch.equal(bits(torch.cat(chunks)), mine), f"row {row} in chunks of {chunk}"
+        needed = -(-int(case.context_len[row]) // 16)
+        assert torch.equal(bits(attend(part(case, row, 0, count, width=needed))), mine), "narrow block table"
+
+
+def test_a_query_has_the_same_bits_in_any_order_and_on_any_threads():
+    rows = [(90, 20), (1, 1), (200, 7), (33, 1)]
+    case = make_case(rows, group=3, head_size=64)
+    together = attend(case)
+    order = [2, 0, 3, 1]
+    starts = case.query_start.tolist()
+    tokens = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in order])
+    permuted = AttentionCase(
+        q=case.q[tokens],
+        key_cache=case.key_cache,
+        value_cache=case.value_cache,
+        block_table=case.block_table[order],
+        context_len=case.context_len[order],
+        query_start=torch.tensor([0] + [rows[row][1] for row in order]).cumsum(0).to(torch.int32),
+        scale=case.scale,
+    )
+    assert torch.equal(bits(attend(permuted)), bits(together[tokens]))
+    num_threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(bits(attend(case)), bits(together)), f"{count} threads"
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize("max_pairs", [1, 7, 10**6])
+def test_bits_do_not_depend_on_how_many_pairs_go_together(max_pairs, monkeypatch):
+    case = make_case([(90, 20), (300, 300), (33, 1)], group=3, head_size=64)
+    expected = bits(attend(case))
+    monkeypatch.setattr("worker.kernels.reference.paged_attention.MAX_PAIRS", max_pairs)
+    assert torch.equal(bits(attend(case)), expected)
+
+
+def test_large_scores_stay_finite():
+    case = make_case([(40, 40)], group=3, head_size=64)
+    case.q.mul_(1e4)
+    torch.testing.assert_close(attend(case).double(), plain_attention(case), rtol=1e-3, atol=1e-3)
+
+
+def test_no_rows():
+    case = make_case([(3, 3)], group=1, head_size=16)
+    empty = paged_attention(
+        case.q[:0],
+        case.key_cache,
+        case.value_cache,
+        case.block_table[:0],
+        case.context_len[:0],
+        torch.zeros(1, dtype=torch.int32),
+        case.scale,
+    )
+    assert empty.shape == (0, 32)

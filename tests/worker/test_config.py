@@ -1,0 +1,40 @@
+import pytest
+
+from worker.batch import DecodePlan
+from worker.config import WorkerConfig
+
+LISTEN = ("--listen", "127.0.0.1:0")
+
+
+def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGECAST_WORKER_KV_BLOCKS", "7")
+    monkeypatch.setenv("PAGECAST_WORKER_DECODE_PLAN", "replan")
+    monkeypatch.setenv("PAGECAST_WORKER_THREADS", "3")
+    config = WorkerConfig.load([*LISTEN, "--threads", "1"])
+    assert (config.num_kv_blocks, config.num_threads, config.max_step_tokens) == (7, 1, 256)
+    assert config.decode_plan is DecodePlan.REPLAN
+
+
+def test_rows_follow_a_small_token_budget() -> None:
+    assert WorkerConfig.load([*LISTEN, "--max-step-tokens", "24"]).max_step_rows == 24
+    assert WorkerConfig.load(list(LISTEN)).max_step_rows == 64
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--kv-blocks", "0"], "--kv-blocks"),
+        (["--max-step-tokens", "-1"], "--max-step-tokens"),
+        (["--max-step-tokens", "8", "--max-step-rows", "9"], "--max-step-rows"),
+        (["--kernels", "cuda"], "--kernels"),
+        (["--threads", "0"], "--threads"),
+        (["--no-such-flag", "1"], "--no-such-flag"),
+    ],
+)
+def test_s24_bad_flags_are_refused_by_name(
+    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        WorkerConfig.load([*LISTEN, *flags])
+    assert caught.value.code == 2
+    assert named in capsys.readouterr().err

@@ -1,0 +1,61 @@
+import asyncio
+
+import pytest
+
+from pagecast.worker.v1 import worker_pb2
+from worker.reports import ReportRing
+
+
+def _events(name: str) -> list[worker_pb2.GenerationEvent]:
+    return [worker_pb2.GenerationEvent(generation_id=name)]
+
+
+async def _read(ring: ReportRing, after: int, count: int) -> list[int]:
+    found = []
+    async for report in ring.follow(after):
+        found.append(report.report)
+        if len(found) == count:
+            break
+    return found
+
+
+async def test_every_reader_gets_every_report_in_order() -> None:
+    ring = ReportRing()
+    readers = [asyncio.create_task(_read(ring, 0, 5)) for _ in range(3)]
+    for number in range(5):
+        ring.append(_events(str(number)))
+        await asyncio.sleep(0)
+    assert await asyncio.gather(*readers) == [[1, 2, 3, 4, 5]] * 3
+
+
+async def test_a_reader_comes_back_where_it_was() -> None:
+    ring = ReportRing(max_kept=4)
+    for number in range(6):
+        ring.append(_events(str(number)))
+    assert await _read(ring, 2, 4) == [3, 4, 5, 6]
+
+
+async def test_a_new_reader_starts_at_the_oldest_report_kept() -> None:
+    ring = ReportRing(max_kept=4)
+    for number in range(6):
+        ring.append(_events(str(number)))
+    assert await _read(ring, 0, 4) == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("after", [1, 7])
+async def test_a_reader_that_missed_reports_is_told(after: int) -> None:
+    ring = ReportRing(max_kept=4)
+    for number in range(6):
+        ring.append(_events(str(number)))
+    with pytest.raises(LookupError, match="kept: 3 to 6"):
+        await _read(ring, after, 1)
+
+
+async def test_closing_ends_readers_after_the_last_report() -> None:
+    ring = ReportRing()
+    ring.append(_events("a"))
+    reader = asyncio.create_task(_read(ring, 0, 99))
+    await asyncio.sleep(0)
+    ring.append(_events("b"))
+    ring.close()
+    assert await reader == [1, 2]

@@ -1,0 +1,207 @@
+"""Values that the worker's rooms exchange. Knows no torch and no protobuf."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class DecodePlan(Enum):
+    """How a row's step gets its plan; `PagedDecodePlan` of the public API without UNSPECIFIED."""
+
+    PLAN_ONCE = "plan_once"
+    REPLAN = "replan"
+
+
+class PlanAction(Enum):
+    """How a row's step got its plan."""
+
+    BUILT = "built"
+    REUSED = "reused"
+    REPLANNED = "replanned"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One session's share of a step: `token_ids` to compute from `position` on.
+
+    Attributes:
+        session_id: Owner of the row.
+        token_ids: Pending tokens of this step, at least one.
+        position: Position in the log of `token_ids[0]`; the tokens before it have stored KV.
+        block_table: Physical block of each logical block; covers `position + len(token_ids)` tokens.
+        wants_logits: Whether the row's last token ends the log, so that a token is drawn after it.
+        plan: How this row's step gets its plan.
+    """
+
+    session_id: str
+    token_ids: tuple[int, ...]
+    position: int
+    block_table: tuple[int, ...]
+    wants_logits: bool
+    plan: DecodePlan
+
+    @property
+    def context_len(self) -> int:
+        """Tokens that the row's last token attends, itself included."""
+        return self.position + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All rows of one step, in the order in which they were scheduled."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What the runner tells of one row beside its logits.
+
+    Attributes:
+        plan_action: How the row's step got its plan.
+        plan_ns: Time to trace, optimise, lower and bind, shared by the rows of one program run.
+        step_ns: Time of that program run.
+        launches: Kernel launches of that program run.
+        host_bytes: Bytes that program run moved between host and program, inputs and logits.
+        batch_size: Rows of that program run.
+    """
+
+    plan_action: PlanAction
+    plan_ns: int
+    step_ns: int
+    launches: int
+    host_bytes: int
+    batch_size: int
+
+
+@dataclass(slots=True)
+class PlanCounters:
+    """How the steps of a turn or a session got their plan, and what the last one cost."""
+
+    builds: int = 0
+    reuses: int = 0
+    replans: int = 0
+    launches_per_step: int = 0
+    host_bytes_per_step: int = 0
+
+    def count(self, result: RowResult) -> None:
+        """Add one step."""
+        self.builds += result.plan_action is PlanAction.BUILT
+        self.reuses += result.plan_action is PlanAction.REUSED
+        self.replans += result.plan_action is PlanAction.REPLANNED
+        self.launches_per_step = result.launches
+        self.host_bytes_per_step = result.host_bytes
+
+
+class FinishReason(Enum):
+    """Why a turn ended, of the ends that are no failure."""
+
+    EOS = "eos"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT_FULL = "context_full"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class UsageCounts:
+    """Tokens of one turn: its input, of the earlier log at hand or computed again, and generated."""
+
+    input_tokens: int
+    cached_tokens: int
+    reprefilled_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A turn entered its first step."""
+
+    generation_id: str
+    usage: UsageCounts
+    queue_ns: int
+    was_dropped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDrawn:
+    """A turn's next token.
+
+    Attributes:
+        generation_id: The turn.
+        session_id: Its session.
+        index: Among the turn's tokens, from 0.
+        token_id: The token.
+        text: Text that became certain with it.
+        usage: Counts, this token included.
+        plan: Mode of the row.
+        result: What the runner told of the row.
+        since_start_ns: From submit.
+        itl_ns: From the token before; 0 for the first.
+        queue_ns: From submit to the turn's first step.
+        sample_ns: Time to draw this step's tokens.
+        context_len: Tokens that the step attended.
+    """
+
+    generation_id: str
+    session_id: str
+    index: int
+    token_id: int
+    text: str
+    usage: UsageCounts
+    plan: DecodePlan
+    result: RowResult
+    since_start_ns: int
+    itl_ns: int
+    queue_ns: int
+    sample_ns: int
+    context_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A turn ended without a failure.
+
+    Attributes:
+        generation_id: The turn.
+        reason: Why.
+        text: What the detokenizer still held.
+        usage: Final counts.
+        queue_ns: Submit to the first step.
+        ttft_ns: Submit to the first token; 0 if there was none.
+        e2e_ns: Submit to the end.
+        revision: The session's, after the turn.
+        plan_counters: This turn's steps.
+    """
+
+    generation_id: str
+    reason: FinishReason
+    text: str
+    usage: UsageCounts
+    queue_ns: int
+    ttft_ns: int
+    e2e_ns: int
+    revision: int
+    plan_counters: PlanCounters
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A turn failed and was rolled back."""
+
+    generation_id: str
+    reason: str
+    message: str
+
+
+Event = Started | TokenDrawn | Finished | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step, or one command between steps, has to tell."""
+
+    events: tuple[Event, ...]

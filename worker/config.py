@@ -1,0 +1,110 @@
+"""Settings of one worker process: frozen, read and checked once.
+
+From flags and PAGECAST_WORKER_… variables; the only room that touches the environment, but for Triton's.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import click
+
+from worker.batch import DecodePlan
+
+_PREFIX = "PAGECAST_WORKER_"
+_MAX_STEP_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What a worker is started with.
+
+    Attributes:
+        model: `smollm2-135m`, or the path of a Llama GGUF.
+        listen: `unix:PATH` or `HOST:PORT`.
+        kernels: Which implementation the table of ops picks.
+        decode_plan: Mode of sessions that don't choose one.
+        num_kv_blocks: Blocks of the KV pool.
+        block_size: Tokens per block.
+        max_step_tokens: Tokens that one step computes at most.
+        max_step_rows: Rows of one step at most.
+        num_threads: Threads for kernels.
+        log_level: Lowest level that is logged; tokens are logged at info.
+        parent_fd: Read end of a pipe that the parent holds open; its end stops the worker. -1: none.
+    """
+
+    model: str
+    listen: str
+    kernels: Literal["reference", "triton"]
+    decode_plan: DecodePlan
+    num_kv_blocks: int
+    block_size: int
+    max_step_tokens: int
+    max_step_rows: int
+    num_threads: int
+    log_level: Literal["debug", "info", "warning", "error"]
+    parent_fd: int
+
+    @classmethod
+    def load(cls, arguments: Sequence[str]) -> "WorkerConfig":
+        """Read flags and environment; on bad input prints which flag and exits with status 2."""
+        try:
+            given = _command.make_context("python -m worker", list(arguments)).params
+        except click.ClickException as error:
+            error.show()
+            raise SystemExit(error.exit_code) from error
+        except click.exceptions.Exit as done:  # --help
+            raise SystemExit(done.exit_code) from done
+        if given["max_step_rows"] is None:
+            given["max_step_rows"] = min(_MAX_STEP_ROWS, given["max_step_tokens"])
+        if given["max_step_rows"] > given["max_step_tokens"]:
+            click.echo("error: --max-step-rows is over --max-step-tokens", err=True)
+            raise SystemExit(2)
+        plan = DecodePlan.PLAN_ONCE if given.pop("plan") == "once" else DecodePlan.REPLAN
+        return cls(decode_plan=plan, block_size=16, **given)
+
+
+def prepare_process() -> None:
+    """Set what libraries read from the environment when they are imported; call it before they are.
+
+    OpenMP's default is to spin at every barrier for as long as it takes. Where another process wants
+    the core of a thread that is waited for, each of the step's hundreds of barriers then lasts a
+    scheduling slice: 3 s per token were seen instead of 0.1. Sleeping at once costs an idle machine
+    60% (109 instead of 69 ms per token on 2 cores). Spinning briefly costs it nothing, and a busy
+    one no more than its share. What the caller has set stays.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "20000"
+
+
+def _available_cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _option(flag: str, name: str | None = None, **rest: Any) -> click.Option:
+    """A flag that is also an environment variable, and is shown with its default."""
+    variable = _PREFIX + flag.removeprefix("--").replace("-", "_").upper()
+    return click.Option([flag, *([name] if name else [])], envvar=variable, show_default=True, **rest)
+
+
+_command = click.Command(
+    "worker",
+    help="One Pagecast worker: serves one model to a gateway.",
+    params=[
+        _option("--model", default="smollm2-135m", help="A known name, or the path of a Llama GGUF."),
+        _option("--listen", required=True, help="unix:PATH or HOST:PORT."),
+        _option("--kernels", type=click.Choice(["reference", "triton"]), default="reference"),
+        _option("--decode-plan", "plan", type=click.Choice(["once", "replan"]), default="once"),
+        _option("--kv-blocks", "num_kv_blocks", type=click.IntRange(1, 1 << 24), default=1024),
+        _option("--max-step-tokens", type=click.IntRange(1, 65536), default=256),
+        _option(
+            "--max-step-rows",
+            type=click.IntRange(1, 4096),
+            help=f"Absent: {_MAX_STEP_ROWS}, at most --max-step-tokens.",
+        ),
+        _option("--threads", "num_threads", type=click.IntRange(1, 1024), default=_available_cpus),
+        _option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"),
+        _option("--parent-fd", type=click.IntRange(min=-1), default=-1, hidden=True),
+    ],
+)

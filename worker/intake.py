@@ -1,0 +1,116 @@
+"""What a turn's input becomes: token ids for the log, and the conversation after it.
+
+Every rule that needs the tokenizer or the template is checked here. Knows no sessions.
+"""
+
+from dataclasses import dataclass
+
+from pagecast.v1 import session_pb2
+from worker.errors import Refused
+from worker.model.chat import (
+    ChatTemplate,
+    Conversation,
+    Message,
+    MixedInput,
+    TemplateError,
+    TemplateNotIncremental,
+)
+from worker.model.tokenizer import TextError, Tokenizer
+
+_ROLES = {
+    session_pb2.ROLE_SYSTEM: "system",
+    session_pb2.ROLE_USER: "user",
+    session_pb2.ROLE_ASSISTANT: "assistant",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Token ids to append, and what the session's conversation is once they are in the log."""
+
+    token_ids: tuple[int, ...]
+    conversation: Conversation
+
+
+class Intake:
+    """Turns inputs of the public API into token ids.
+
+    Args:
+        tokenizer: The model's.
+        template: The model's chat template, or None where it has none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+
+    def prepare(
+        self, source: session_pb2.Input | None, conversation: Conversation, *, is_log_empty: bool
+    ) -> Prepared:
+        """Tokenise an input on top of a conversation; None continues the log.
+
+        Refused: INPUT_EMPTY, FIELD_OUT_OF_RANGE, FIELD_INVALID, MIXED_INPUT, TEMPLATE_ERROR,
+        TEMPLATE_NOT_INCREMENTAL.
+        """
+        kind = None if source is None else source.WhichOneof("content")
+        if source is None:
+            return Prepared((), conversation.continued())
+        if kind == "text":
+            return self._text(source.text, conversation, is_log_empty=is_log_empty)
+        if kind == "token_ids":
+            return self._token_ids(tuple(source.token_ids.ids), conversation)
+        if kind == "messages":
+            return self._messages(source.messages, conversation)
+        raise Refused("INPUT_EMPTY", "the input holds nothing", field="input")
+
+    def _text(self, text: str, conversation: Conversation, *, is_log_empty: bool) -> Prepared:
+        try:
+            ids = self._tokenizer.encode_text(text)
+        except TextError as error:
+            raise Refused("FIELD_INVALID", str(error), field="input.text") from error
+        if not ids:
+            raise Refused("INPUT_EMPTY", "the text is empty", field="input.text")
+        prefix = self._tokenizer.log_prefix if is_log_empty else ()
+        return Prepared((*prefix, *ids), conversation.with_raw_input())
+
+    def _token_ids(self, ids: tuple[int, ...], conversation: Conversation) -> Prepared:
+        limit = self._tokenizer.vocab_size
+        if not ids:
+            raise Refused("INPUT_EMPTY", "no token ids are given", field="input.token_ids.ids")
+        worst = max(ids)
+        if worst >= limit:
+            raise Refused(
+                "FIELD_OUT_OF_RANGE",
+                f"token id {worst} is not below the vocabulary's size of {limit}",
+                field="input.token_ids.ids",
+                metadata={"token_id": str(worst), "vocab_size": str(limit)},
+            )
+        return Prepared(ids, conversation.with_raw_input())
+
+    def _messages(self, source: session_pb2.Messages, conversation: Conversation) -> Prepared:
+        field = "input.messages.messages"
+        if self._template is None:
+            raise Refused("TEMPLATE_ERROR", "the model has no chat template", field=field)
+        if not source.messages:
+            raise Refused("INPUT_EMPTY", "no messages are given", field=field)
+        for index, message in enumerate(source.messages):
+            if message.role not in _ROLES:
+                raise Refused(
+                    "FIELD_INVALID", "a role is system, user or assistant", field=f"{field}[{index}].role"
+                )
+        messages = tuple(Message(_ROLES[message.role], message.content) for message in source.messages)
+        try:
+            turn = self._template.open_turn(conversation, messages)
+        except MixedInput as error:
+            raise Refused("MIXED_INPUT", "the log holds raw text or ids", field=field) from error
+        except TemplateNotIncremental as error:
+            raise Refused(
+                "TEMPLATE_NOT_INCREMENTAL", "the model's template rewrites earlier turns", field=field
+            ) from error
+        except TemplateError as error:
+            raise Refused(
+                "TEMPLATE_ERROR", "the model's template refuses these messages", field=field
+            ) from error
+        except TextError as error:
+            raise Refused("FIELD_INVALID", str(error), field=field) from error
+        return Prepared(turn.token_ids, turn.conversation)

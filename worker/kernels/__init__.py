@@ -1,0 +1,1 @@
+"""Kernels: operators of the decode step and their implementations."""

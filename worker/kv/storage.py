@@ -1,0 +1,62 @@
+"""The tensor behind the KV blocks. Knows no policy: which block belongs to whom is data of each step."""
+
+from itertools import count
+
+import torch
+from torch import Tensor
+
+_allocation_ids = count(1)
+CPU = torch.device("cpu")
+
+
+class KvStorage:
+    """One zeroed tensor for the keys and values of all layers, block by block.
+
+    Block-major, so that a block is one contiguous piece that can be copied out and back whole.
+
+    Attributes:
+        data: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_size] float32.
+        keys: Per layer a view [num_blocks, block_size, num_kv_heads, head_size] of `data`.
+        values: As `keys`.
+        allocation_id: Names this allocation; never used again in this process.
+
+    Raises:
+        ValueError: A size is below 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        num_layers: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        device: torch.device = CPU,
+    ) -> None:
+        sizes = {
+            "num_blocks": num_blocks,
+            "num_layers": num_layers,
+            "block_size": block_size,
+            "num_kv_heads": num_kv_heads,
+            "head_size": head_size,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name}={size} is below 1")
+        self.num_blocks = num_blocks
+        self.num_layers = num_layers
+        self.block_size = block_size
+        self.num_kv_heads = num_kv_heads
+        self.head_size = head_size
+        self.allocation_id = next(_allocation_ids)
+        self.data: Tensor = torch.zeros(
+            num_blocks, num_layers, 2, block_size, num_kv_heads, head_size, device=device
+        )
+        self.keys: tuple[Tensor, ...] = self.data[:, :, 0].unbind(1)
+        self.values: tuple[Tensor, ...] = self.data[:, :, 1].unbind(1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of `data`."""
+        return self.data.nbytes

@@ -1,0 +1,216 @@
+"""Chat turns: which tokens a turn's messages append to a log. Knows no sessions and no torch.
+
+A log is never rewritten, so a template must grow: what it renders for a history, up to the last reply, must
+be what it rendered before that reply. `ChatTemplate.open_turn` renders the history with a stand-in for every
+generated reply, checks that, and returns what follows the last stand-in.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from worker.model.template import Template, TemplateError
+from worker.model.tokenizer import Tokenizer
+
+__all__ = [
+    "ROLES",
+    "ChatTemplate",
+    "Conversation",
+    "GeneratedReply",
+    "Message",
+    "MixedInput",
+    "TemplateError",
+    "TemplateNotIncremental",
+    "Turn",
+]
+
+ROLES = ("system", "user", "assistant")
+
+
+class TemplateNotIncremental(Exception):
+    """The model's template rewrites earlier turns, so no suffix of tokens opens this one."""
+
+
+class MixedInput(Exception):
+    """The log holds raw text or ids, so no list of messages describes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a turn's input.
+
+    Raises:
+        ValueError: The role is none of `ROLES`.
+    """
+
+    role: str
+    content: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"role {self.role!r} is none of {', '.join(ROLES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedReply:
+    """Stands for a reply whose tokens are in the log; `closed_by_eos`: whether its last one is an EOS."""
+
+    closed_by_eos: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a log means as a chat. Empty for a new session.
+
+    Attributes:
+        entries: Input messages and generated replies, oldest first.
+        is_raw: Whether the log holds text or ids that no message describes.
+    """
+
+    entries: tuple[Message | GeneratedReply, ...] = ()
+    is_raw: bool = False
+
+    def after_reply(self, *, closed_by_eos: bool) -> "Conversation":
+        """After a generation, also one that continued a reply and one that yielded no token.
+
+        Args:
+            closed_by_eos: Whether the log's last token is one of the tokenizer's `eos_ids`.
+        """
+        if self.is_raw:
+            return self
+        before = self.entries[:-1] if self._last_reply() else self.entries
+        return replace(self, entries=(*before, GeneratedReply(closed_by_eos)))
+
+    def with_raw_input(self) -> "Conversation":
+        """After text or ids were appended: no chat any more."""
+        return Conversation(is_raw=True)
+
+    def continued(self) -> "Conversation":
+        """Before a generation that appends nothing: a cut reply goes on, past an EOS the log is raw."""
+        reply = self._last_reply()
+        return self if reply is not None and not reply.closed_by_eos else self.with_raw_input()
+
+    def _last_reply(self) -> GeneratedReply | None:
+        last = self.entries[-1] if self.entries else None
+        return last if isinstance(last, GeneratedReply) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The tokens that a turn's input appends, and the conversation before its reply."""
+
+    token_ids: tuple[int, ...]
+    conversation: Conversation
+
+
+class ChatTemplate:
+    """A model's chat template over its tokenizer.
+
+    Attributes:
+        is_incremental: Whether replies survive in later renderings, as probed with a plain reply and one
+            that has a thinking part. If not, a session gets one turn of messages.
+
+    Raises:
+        ModelFileError: The template is no valid Jinja.
+    """
+
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._template = Template(source, bos_token=tokenizer.bos_text, eos_token=tokenizer.eos_text)
+        self._reserved = frozenset(chain(source, *tokenizer.control_texts()))
+        self.is_incremental = self._keeps_replies()
+
+    def open_turn(self, conversation: Conversation, new_messages: tuple[Message, ...]) -> Turn:
+        """The tokens by which `new_messages` and the opening of a reply extend the log.
+
+        The first turn yields the whole rendering, with one BOS where the tokenizer wants one. A later turn
+        yields the rendering's suffix behind the last reply, without the EOS if that reply brought its own;
+        a cut reply is closed by it.
+
+        Args:
+            conversation: State of the log; empty, or ending with a generated reply.
+            new_messages: At least one.
+
+        Raises:
+            MixedInput: The log holds raw input.
+            TemplateNotIncremental: The template rewrites the history.
+            TemplateError: The template refuses the messages, breaks the sandbox or its bounds.
+            TextError: A content can't become tokens.
+            ValueError: No new message, or the conversation waits for a reply.
+        """
+        if conversation.is_raw:
+            raise MixedInput("messages can't follow raw text or ids in a log")
+        if not new_messages:
+            raise ValueError("a turn needs at least one message")
+        entries = (*conversation.entries, *new_messages)
+        marker, stand_in = self._free_characters(entries)
+        now = Template.now()
+        rendered = self._template.render(self._messages(entries, marker, stand_in), now)
+        opened = Conversation(entries)
+        if not conversation.entries:
+            ids = self._tokenizer.encode_template(rendered, marker)
+            bos_text = self._tokenizer.bos_text
+            has_bos = bool(bos_text) and rendered.startswith(bos_text)
+            return Turn((*(() if has_bos else self._tokenizer.log_prefix), *ids), opened)
+
+        reply = conversation.entries[-1]
+        if not isinstance(reply, GeneratedReply):
+            raise ValueError("the conversation's last turn has no reply yet")
+        if not self.is_incremental:
+            raise TemplateNotIncremental("the model's chat template changes earlier replies")
+        earlier = self._template.render(self._messages(conversation.entries[:-1], marker, stand_in), now)
+        last_stand_in = self._stand_in(len(conversation.entries) - 1, stand_in)
+        before, found, suffix = rendered.partition(last_stand_in)
+        if not found or before != earlier or last_stand_in in suffix:
+            raise TemplateNotIncremental("the model's chat template changes earlier turns")
+        ids = self._tokenizer.encode_template(suffix, marker)
+        if reply.closed_by_eos:
+            if not ids or ids[0] not in self._tokenizer.eos_ids:
+                raise TemplateNotIncremental("the model's chat template does not close a reply with an EOS")
+            ids = ids[1:]
+        return Turn(tuple(ids), opened)
+
+    def _messages(
+        self, entries: tuple[Message | GeneratedReply, ...], marker: str, stand_in: str
+    ) -> list[dict[str, str]]:
+        return [
+            {"role": "assistant", "content": self._stand_in(index, stand_in)}
+            if isinstance(entry, GeneratedReply)
+            else {"role": entry.role, "content": self._tokenizer.protect(entry.content, marker)}
+            for index, entry in enumerate(entries)
+        ]
+
+    @staticmethod
+    def _stand_in(index: int, character: str) -> str:
+        return f"{character}{index}{character}"
+
+    def _free_characters(self, entries: tuple[Message | GeneratedReply, ...]) -> tuple[str, str]:
+        """Two private-use characters that neither the contents nor the template use."""
+        used = self._reserved.union(*(entry.content for entry in entries if isinstance(entry, Message)))
+        free = (char for char in _private_use() if char not in used)
+        marker, stand_in = next(free, None), next(free, None)
+        if marker is None or stand_in is None:
+            raise TemplateError("the messages use every private-use character")
+        return marker, stand_in
+
+    def _keeps_replies(self) -> bool:
+        now = Template.now()
+        question = {"role": "user", "content": "a"}
+        try:
+            opened = self._template.render([question], now)
+            # Blanks around a reply may be trimmed: no words are lost, and the log keeps them as drawn.
+            for reply in ("b", "<think>x</think>y"):
+                history = [
+                    question,
+                    {"role": "assistant", "content": reply},
+                    {"role": "user", "content": "c"},
+                ]
+                if not self._template.render(history, now).startswith(opened + reply):
+                    return False
+        except TemplateError:
+            return False
+        return True
+
+
+def _private_use() -> Iterator[str]:
+    return map(chr, chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)))

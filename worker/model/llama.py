@@ -1,0 +1,113 @@
+"""A Llama model: weights and the step, written once over the operators.
+
+Knows neither plans nor batches: the step takes tensors, or traced values in their place.
+"""
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from worker.kernels import ops
+from worker.model.config import LlamaConfig
+from worker.model.rope import rope_tables
+from worker.model.weights.gguf import GgufFile
+
+_instance_ids = count(1)
+CPU = torch.device("cpu")
+
+
+class KvLayers(Protocol):
+    """What the step needs of the KV pool: per layer [num_blocks, block_size, num_kv_heads, head_size]."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+
+class LlamaModel:
+    """Weights of one model and the step over them.
+
+    Args:
+        config: Sizes.
+        tensors: float32, contiguous, by GGUF name, in the shapes of `config`; without `output.weight` the
+            embedding is also the head.
+        device: Where the weights go.
+
+    Attributes:
+        config: Sizes.
+        weights: float32 by GGUF name, [out, in]; `output.weight` is always there, tied or not.
+        constants: All tensors that the step reads beside its inputs and the KV, by name.
+        instance_id: Names this instance; never used again in this process.
+    """
+
+    def __init__(
+        self, config: LlamaConfig, tensors: Mapping[str, Tensor], *, device: torch.device = CPU
+    ) -> None:
+        weights = {name: tensor.to(device) for name, tensor in tensors.items()}
+        frequency_factors = weights.pop("rope_freqs.weight", None)
+        weights.setdefault("output.weight", weights["token_embd.weight"])
+        self.config = config
+        self.weights = weights
+        self.instance_id = next(_instance_ids)
+        cos, sin = rope_tables(
+            head_size=config.head_size,
+            theta=config.rope_theta,
+            max_context_tokens=config.max_context_tokens,
+            frequency_factors=frequency_factors,
+        )
+        self._cos, self._sin = cos.to(device), sin.to(device)
+        self.constants: dict[str, Tensor] = {**weights, "rope.cos": self._cos, "rope.sin": self._sin}
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile, *, device: torch.device = CPU) -> Self:
+        """Takes the weights of a file that was read and checked."""
+        return cls(file.config, file.tensors, device=device)
+
+    def forward_paged_step(
+        self,
+        token_ids: Tensor,
+        position: Tensor,
+        slot_mapping: Tensor,
+        block_table: Tensor,
+        context_len: Tensor,
+        query_start: Tensor,
+        logits_index: Tensor,
+        kv: KvLayers,
+    ) -> Tensor:
+        """Computes T tokens of R rows: stores their KV and returns the logits that are wanted.
+
+        Prefill, decode and mixed steps are one: a row has as many new tokens as `query_start` says.
+
+        Args:
+            token_ids: [T] int32.
+            position: [T] int32, of each token in its row's log.
+            slot_mapping: [T] int64, where each token's KV goes.
+            block_table: [R, max_blocks] int32.
+            context_len: [R] int32, tokens that a row's last token attends, itself included.
+            query_start: [R + 1] int32, first token of each row, then T.
+            logits_index: [L] int32, tokens that logits are wanted for.
+            kv: A pool of this model's layers; written.
+
+        Returns:
+            [L, vocab] float32.
+        """
+        w, eps = self.weights, self.config.rms_norm_eps
+        scale = self.config.head_size**-0.5
+        x = ops.embedding(w["token_embd.weight"], token_ids)
+        for layer, (keys, values) in enumerate(zip(kv.keys, kv.values, strict=True)):
+            name = f"blk.{layer}"
+            h = ops.rms_norm(x, w[f"{name}.attn_norm.weight"], eps)
+            q = ops.linear(h, w[f"{name}.attn_q.weight"])
+            k = ops.linear(h, w[f"{name}.attn_k.weight"])
+            v = ops.linear(h, w[f"{name}.attn_v.weight"])
+            q = ops.rope_store(q, k, v, position, slot_mapping, self._cos, self._sin, keys, values)
+            h = ops.paged_attention(q, keys, values, block_table, context_len, query_start, scale)
+            x = ops.add(x, ops.linear(h, w[f"{name}.attn_output.weight"]))
+            h = ops.rms_norm(x, w[f"{name}.ffn_norm.weight"], eps)
+            gate = ops.linear(h, w[f"{name}.ffn_gate.weight"])
+            up = ops.linear(h, w[f"{name}.ffn_up.weight"])
+            x = ops.add(x, ops.linear(ops.swiglu(gate, up), w[f"{name}.ffn_down.weight"]))
+        x = ops.rms_norm(ops.select_rows(x, logits_index), w["output_norm.weight"], eps)
+        return ops.linear(x, w["output.weight"])

@@ -1,0 +1,1 @@
+"""Model files, read into checked values. Knows no forward pass."""

@@ -1,0 +1,1 @@
+"""Decode plans: traced, lowered and held, or made anew for every step."""

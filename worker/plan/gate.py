@@ -1,0 +1,148 @@
+"""The parity gate: both plan modes over equally primed pools must agree bit for bit and count as promised.
+
+Knows runners only by what they show: logits, results and counters.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker.batch import Batch, DecodePlan, Row, RowResult
+
+
+class GateFailed(Exception):
+    """The arms differ, or one did not do what its mode promises; the message tells which step and numbers."""
+
+
+class StepOutcome(Protocol):
+    """What the gate reads of one step."""
+
+    @property
+    def logits(self) -> Tensor:
+        """[n, vocab] float32."""
+
+    @property
+    def results(self) -> tuple[RowResult, ...]:
+        """One per row."""
+
+
+class StepRunner(Protocol):
+    """One arm of the gate."""
+
+    @property
+    def builds(self) -> int:
+        """Held plans built."""
+
+    @property
+    def reuses(self) -> int:
+        """Steps that replayed a held plan."""
+
+    @property
+    def replans(self) -> int:
+        """Steps on a plan of their own."""
+
+    def run(self, batch: Batch) -> StepOutcome:
+        """Computes one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateReport:
+    """What a passed gate covered.
+
+    Attributes:
+        num_steps: Steps that each arm ran.
+        num_logit_rows: Rows of logits that were compared.
+        launches_per_step: Kernel launches, equal in all steps of both arms.
+    """
+
+    num_steps: int
+    num_logit_rows: int
+    launches_per_step: int
+
+
+def check_plan_parity(once: StepRunner, replan: StepRunner, steps: Sequence[Batch]) -> GateReport:
+    """Runs every step in both modes and compares after each.
+
+    Args:
+        once: A fresh runner; its rows run as PLAN_ONCE.
+        replan: A fresh runner over a pool of equal contents; its rows run as REPLAN.
+        steps: At least one.
+
+    Raises:
+        GateFailed: Logits differ in a bit, launches differ, or PLAN_ONCE did not show one build and a
+            reuse for every other step, or REPLAN a replan for every step and nothing held.
+    """
+    num_logit_rows = 0
+    launches: set[int] = set()
+    for number, batch in enumerate(steps):
+        held = once.run(_in_mode(batch, DecodePlan.PLAN_ONCE))
+        fresh = replan.run(_in_mode(batch, DecodePlan.REPLAN))
+        if not torch.equal(held.logits.view(torch.int32), fresh.logits.view(torch.int32)):
+            difference = (held.logits - fresh.logits).abs().max().item()
+            raise GateFailed(f"step {number}: logits differ by up to {difference}")
+        launches |= {result.launches for result in held.results + fresh.results}
+        if len(launches) != 1:
+            raise GateFailed(f"step {number}: launches per step are {sorted(launches)}, not one number")
+        num_logit_rows += held.logits.shape[0]
+    counted = {
+        "PLAN_ONCE": (once.builds, once.reuses, once.replans),
+        "REPLAN": (replan.builds, replan.reuses, replan.replans),
+    }
+    promised = {"PLAN_ONCE": (1, len(steps) - 1, 0), "REPLAN": (0, 0, len(steps))}
+    for mode, numbers in counted.items():
+        if numbers != promised[mode]:
+            raise GateFailed(f"{mode}: (builds, reuses, replans) are {numbers}, promised {promised[mode]}")
+    return GateReport(num_steps=len(steps), num_logit_rows=num_logit_rows, launches_per_step=launches.pop())
+
+
+def _in_mode(batch: Batch, plan: DecodePlan) -> Batch:
+    return Batch(tuple(replace(row, plan=plan) for row in batch.rows))
+
+
+def ragged_steps(
+    *, num_steps: int, num_sessions: int, vocab_size: int, block_size: int, num_blocks: int, seed: int
+) -> list[Batch]:
+    """Steps of a busy worker: sessions join one by one, prefill in chunks, decode, and leave one by one.
+
+    Prompts end before, at and after block borders; decoding crosses them; blocks are scattered.
+
+    Args:
+        num_steps: More than `3 * num_sessions`.
+        num_sessions: Session s joins at step 2s and leaves before the last s steps.
+        vocab_size: Token ids are below it.
+        block_size: Tokens per KV block.
+        num_blocks: Of the pool; must hold every session to its end.
+        seed: Same seed, same steps.
+    """
+    rng = random.Random(seed)  # noqa: S311 - test data, no secret
+    free = rng.sample(range(num_blocks), num_blocks)
+    pending = [2 * block_size - 1 + session % 3 for session in range(num_sessions)]
+    computed = [0] * num_sessions
+    tables: list[list[int]] = [[] for _ in range(num_sessions)]
+    steps = []
+    for step in range(num_steps):
+        rows = []
+        for session in range(num_sessions):
+            if not 2 * session <= step < num_steps - session:
+                continue
+            count = min(pending[session], rng.randint(1, block_size + 3)) or 1
+            pending[session] = max(0, pending[session] - count)
+            while len(tables[session]) * block_size < computed[session] + count:
+                tables[session].append(free.pop())
+            rows.append(
+                Row(
+                    session_id=f"session-{session}",
+                    token_ids=tuple(rng.randrange(vocab_size) for _ in range(count)),
+                    position=computed[session],
+                    block_table=tuple(tables[session]),
+                    wants_logits=not pending[session],
+                    plan=DecodePlan.PLAN_ONCE,
+                )
+            )
+            computed[session] += count
+        steps.append(Batch(tuple(rows)))
+    return steps

@@ -1,0 +1,198 @@
+"""Composes a worker and runs it: model, pool, warm plans, then serve. Knows no call and no step."""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+import torch
+from structlog.typing import FilteringBoundLogger
+
+from pagecast._log import LogWriter, open_log
+from pagecast.v1 import model_pb2
+from pagecast.worker.v1 import worker_pb2_grpc
+from worker.batch import StepReport, TokenDrawn
+from worker.config import WorkerConfig
+from worker.engine import Engine
+from worker.intake import Intake
+from worker.kernels.triton import prepare_triton
+from worker.kv.block_pool import BlockPool
+from worker.kv.storage import KvStorage
+from worker.model.chat import ChatTemplate
+from worker.model.config import ModelFileError
+from worker.model.llama import LlamaModel
+from worker.model.tokenizer import Tokenizer
+from worker.model.weights.gguf import GgufFile, read_gguf, resolve_model_spec
+from worker.runner import RowsNotInvariant, Runner
+from worker.scheduler import PagedSessionScheduler
+from worker.server import WorkerService
+
+EXIT_MODEL_FILE = 3
+EXIT_LISTEN = 4
+EXIT_NUMERICS = 5
+_STOP_GRACE_S = 1.0
+_ORPHAN_GRACE_S = 1.5
+# The gateway pings every 20 s; a stricter minimum here would end its streams with GOAWAY.
+_SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+)
+
+
+def run(config: WorkerConfig) -> int:
+    """Run a worker until SIGTERM, SIGINT or the end of its parent; returns the exit status."""
+    with LogWriter(sys.stderr.buffer) as writer:
+        log = open_log(writer, config.log_level)
+        try:
+            return asyncio.run(_serve(config, log))
+        except ModelFileError as error:
+            log.error("worker_failed", error=str(error), model=config.model)
+            return EXIT_MODEL_FILE
+        except RowsNotInvariant as error:
+            log.error("worker_failed", error=str(error))
+            return EXIT_NUMERICS
+
+
+async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    if config.parent_fd >= 0:
+        # A Ctrl-C on the parent's terminal reaches the whole group; the parent decides what it means.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=_watch_parent, args=(config.parent_fd, loop, stop), daemon=True).start()
+    # Loading stays on one thread; the engine's thread gets them all.
+    torch.set_num_threads(1)
+    file = read_gguf(resolve_model_spec(config.model))
+    tokenizer = Tokenizer(file.tokenizer)
+    runner = _runner(config, file)
+    scheduler = PagedSessionScheduler(
+        BlockPool(config.num_kv_blocks),
+        block_size=config.block_size,
+        max_step_tokens=config.max_step_tokens,
+        max_step_rows=config.max_step_rows,
+        max_context_tokens=file.config.max_context_tokens,
+        plan=config.decode_plan,
+    )
+    engine = Engine(scheduler=scheduler, runner=runner, tokenizer=tokenizer)
+    service = WorkerService(
+        engine=engine,
+        intake=Intake(tokenizer, _template(file, tokenizer)),
+        model=_describe(config, file, tokenizer),
+        version=importlib.metadata.version("pagecast"),
+        num_kv_blocks=config.num_kv_blocks,
+        log_token=lambda event: _log_token(log, event),
+    )
+    # From here on a signal means a clean stop; before, nothing is held that needs one.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stop.set)
+    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
+    try:
+        server.add_insecure_port(config.listen)
+    except RuntimeError:
+        log.error("worker_failed", error=f"cannot listen on {config.listen}")
+        return EXIT_LISTEN
+
+    def prepare() -> None:
+        torch.set_num_threads(config.num_threads)
+        runner.warm_up()
+
+    def on_report(report: StepReport) -> None:
+        loop.call_soon_threadsafe(service.deliver, report)
+
+    def on_error(error: Exception) -> None:
+        log.error("step_failed", exc_info=error)
+
+    await asyncio.wrap_future(engine.start(prepare=prepare, on_report=on_report, on_error=on_error))
+    await server.start()
+    log.info("worker_ready", model=config.model, num_kv_blocks=config.num_kv_blocks, kernels=config.kernels)
+    await stop.wait()
+    service.close()
+    await server.stop(_STOP_GRACE_S)
+    engine.stop()
+    log.info("worker_stopped", num_steps=engine.num_steps)
+    return 0
+
+
+def _runner(config: WorkerConfig, file: GgufFile) -> Runner:
+    device = prepare_triton() if config.kernels == "triton" else torch.device("cpu")
+    storage = KvStorage(
+        num_blocks=config.num_kv_blocks,
+        num_layers=file.config.num_layers,
+        block_size=config.block_size,
+        num_kv_heads=file.config.num_kv_heads,
+        head_size=file.config.head_size,
+        device=device,
+    )
+    return Runner(
+        LlamaModel.from_gguf(file, device=device),
+        storage,
+        kernels=config.kernels,
+        max_step_tokens=config.max_step_tokens,
+        max_step_rows=config.max_step_rows,
+    )
+
+
+def _template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
+    source = file.tokenizer.chat_template
+    return None if source is None else ChatTemplate(source, tokenizer)
+
+
+def _describe(config: WorkerConfig, file: GgufFile, tokenizer: Tokenizer) -> model_pb2.Model:
+    return model_pb2.Model(
+        name=Path(config.model).stem if config.model.endswith(".gguf") else config.model,
+        architecture=file.architecture,
+        num_parameters=file.num_parameters,
+        vocab_size=tokenizer.vocab_size,
+        max_context_tokens=file.config.max_context_tokens,
+        block_size=config.block_size,
+        numerics_fingerprint=_fingerprint(config, file),
+        has_chat_template=file.tokenizer.chat_template is not None,
+    )
+
+
+def _fingerprint(config: WorkerConfig, file: GgufFile) -> str:
+    """Workers of one fingerprint agree bit for bit (idea 3 of the architecture)."""
+    version = importlib.metadata.version("pagecast")
+    parts = ["cpu", torch.backends.cpu.get_cpu_capability().lower(), config.kernels, version]
+    parts += [f"torch-{torch.__version__}", "weights-float32", "activations-float32", "kv-float32"]
+    return "/".join([*parts, file.fingerprint])
+
+
+def _log_token(log: FilteringBoundLogger, event: TokenDrawn) -> None:
+    """The token event of the log; names and units are part of the public API."""
+    first = {"ttft_ns": event.since_start_ns} if event.index == 0 else {"itl_ns": event.itl_ns}
+    log.info(
+        "token",
+        session_id=event.session_id,
+        generation_id=event.generation_id,
+        index=event.index,
+        token_id=event.token_id,
+        decode_plan=event.plan.name,
+        plan_action=event.result.plan_action.name,
+        **first,
+        queue_ns=event.queue_ns,
+        plan_ns=event.result.plan_ns,
+        step_ns=event.result.step_ns,
+        sample_ns=event.sample_ns,
+        batch_size=event.result.batch_size,
+        context_len=event.context_len,
+    )
+
+
+def _watch_parent(fd: int, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Stop when the parent is gone: its end of the pipe closes whatever ended it."""
+    while os.read(fd, 1):
+        pass
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending already
+        loop.call_soon_threadsafe(stop.set)
+    threading.Event().wait(_ORPHAN_GRACE_S)
+    os._exit(1)

@@ -1,0 +1,87 @@
+"""What the engine keeps of a session beside the scheduler's part: caller's words and wall clocks."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from worker.batch import DecodePlan
+from worker.commands import SamplingDefaults, SessionView, TurnBase
+from worker.errors import Refused
+from worker.model.chat import Conversation
+from worker.session import Session
+from worker.turn import Turn
+
+MAX_LABELS = 64
+
+
+@dataclass(slots=True)
+class Record:
+    """One session of the engine.
+
+    Attributes:
+        session: The scheduler's part.
+        defaults: Sampling that its turns fall back to.
+        conversation: As of the last committed turn.
+        labels: The caller's.
+        create_time_s: Wall clock, seconds since the epoch.
+        last_active_time_s: Wall clock of the last change.
+        turn: The running turn, if any.
+    """
+
+    session: Session
+    defaults: SamplingDefaults
+    conversation: Conversation
+    labels: Mapping[str, str]
+    create_time_s: float
+    last_active_time_s: float
+    turn: Turn | None = None
+
+    def check_revision(self, expected: int | None) -> None:
+        """Refused, REVISION_MISMATCH, if the session is not at the expected revision; None: any will do."""
+        revision = self.session.revision
+        if expected is not None and expected != revision:
+            raise Refused(
+                "REVISION_MISMATCH",
+                f"the session is at revision {revision}, not {expected}",
+                field="expected_revision",
+                metadata={"revision": str(revision), "expected_revision": str(expected)},
+            )
+
+    def update(self, plan: DecodePlan | None, labels: Mapping[str, str]) -> None:
+        """Set the plan mode and add labels. Refused, with nothing changed: FIELD_OUT_OF_RANGE."""
+        merged = {**self.labels, **labels}
+        if len(merged) > MAX_LABELS:
+            raise Refused(
+                "FIELD_OUT_OF_RANGE",
+                f"the session would have {len(merged)} labels, at most {MAX_LABELS} are kept",
+                field="labels",
+            )
+        self.session.plan = plan or self.session.plan
+        self.labels = merged
+        self.last_active_time_s = time.time()
+
+    def turn_base(self) -> TurnBase:
+        """What the next turn builds on."""
+        return TurnBase(
+            revision=self.session.revision,
+            is_log_empty=not self.session.token_ids,
+            conversation=self.conversation,
+            defaults=self.defaults,
+        )
+
+    def view(self) -> SessionView:
+        """The session as it stands."""
+        session = self.session
+        return SessionView(
+            session_id=session.session_id,
+            plan=session.plan,
+            revision=session.revision,
+            num_tokens=session.num_tokens,
+            num_computed=session.num_computed,
+            max_context_tokens=session.max_context_tokens,
+            num_kv_blocks=len(session.block_table),
+            plan_counters=replace(session.plan_counters),
+            labels=self.labels,
+            create_time_s=self.create_time_s,
+            last_active_time_s=self.last_active_time_s,
+        )

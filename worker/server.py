@@ -1,0 +1,290 @@
+"""WorkerService over an engine: checks calls, makes commands of them, numbers the reports.
+
+Runs on the asyncio thread. Tokenising happens here, in a helper thread, so that a long
+input never stalls the engine's steps.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from pagecast.v1 import generation_pb2, model_pb2, session_pb2
+from pagecast.worker.v1 import worker_pb2, worker_pb2_grpc
+from worker import commands
+from worker.batch import Failed, Finished, StepReport, TokenDrawn
+from worker.commands import SamplingDefaults, SessionView, TurnBase
+from worker.engine import Engine
+from worker.errors import Refused
+from worker.intake import Intake, Prepared
+from worker.reports import ReportRing
+from worker.session import Sampling
+from worker.wire import event_to_wire, plan_from_wire, refusal_to_wire, sampling_to_wire, session_to_wire
+
+ServerContext = grpc.aio.ServicerContext[Any, Any]
+
+# A session can move on while an input is tokenised only when turns of one session race; each
+# retry means that another turn was committed in between.
+_MAX_STALE_RETRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """How a running turn's events are put on the wire."""
+
+    sampling: session_pb2.SamplingParams
+    input_token_ids: tuple[int, ...]
+    with_timing: bool
+
+
+class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
+    """The servicer of one worker process.
+
+    Args:
+        engine: Started by the caller, with `on_report` set to `post_report`.
+        intake: Input to token ids.
+        model: What this worker serves.
+        version: Of the Pagecast distribution.
+        num_kv_blocks: Size of the pool.
+        log_token: Writes one token's event to the log; called on the asyncio thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        intake: Intake,
+        model: model_pb2.Model,
+        version: str,
+        num_kv_blocks: int,
+        log_token: Callable[[TokenDrawn], None],
+    ) -> None:
+        self._engine = engine
+        self._intake = intake
+        self._model = model
+        self._version = version
+        self._num_kv_blocks = num_kv_blocks
+        self._log_token = log_token
+        self._instance_id = secrets.token_hex(8)
+        self._streams: dict[str, _Stream] = {}
+        self._submits: set[asyncio.Task[worker_pb2.SubmitAccepted]] = set()
+        self._ring = ReportRing()
+
+    def deliver(self, report: StepReport) -> None:
+        """Number a report and hand it to every reader. Called on the asyncio thread."""
+        events: list[worker_pb2.GenerationEvent] = []
+        for event in report.events:
+            stream = self._streams.get(event.generation_id)
+            if stream is None:
+                continue
+            if isinstance(event, TokenDrawn):
+                self._log_token(event)
+            elif isinstance(event, Finished | Failed):
+                del self._streams[event.generation_id]
+            events += event_to_wire(
+                event,
+                sampling=stream.sampling,
+                input_token_ids=stream.input_token_ids,
+                with_timing=stream.with_timing,
+            )
+        if events:
+            self._ring.append(events)
+
+    def close(self) -> None:
+        """End the readers' streams once they have every report."""
+        self._ring.close()
+
+    async def GetWorkerInfo(
+        self, request: worker_pb2.GetWorkerInfoRequest, context: ServerContext
+    ) -> worker_pb2.GetWorkerInfoResponse:
+        """Who this worker is and how full."""
+        return worker_pb2.GetWorkerInfoResponse(
+            version=self._version,
+            instance_id=self._instance_id,
+            model=self._model,
+            num_kv_blocks=self._num_kv_blocks,
+            num_free_kv_blocks=self._engine.num_free_blocks,
+            num_steps=self._engine.num_steps,
+        )
+
+    async def OpenSession(
+        self, request: worker_pb2.OpenSessionRequest, context: ServerContext
+    ) -> worker_pb2.OpenSessionResponse:
+        """Opens an empty session."""
+        try:
+            view = await self._do(
+                commands.OpenSession(
+                    session_id=request.session_id,
+                    plan=plan_from_wire(request.decode_plan),
+                    max_context_tokens=(
+                        request.max_context_tokens if request.HasField("max_context_tokens") else None
+                    ),
+                    defaults=_defaults(request.default_sampling),
+                    labels=dict(request.labels),
+                )
+            )
+        except Refused as refused:
+            return worker_pb2.OpenSessionResponse(refusal=refusal_to_wire(refused))
+        return worker_pb2.OpenSessionResponse(session=self._session(view))
+
+    async def GetSession(
+        self, request: worker_pb2.GetSessionRequest, context: ServerContext
+    ) -> worker_pb2.GetSessionResponse:
+        """Reads a session between two steps."""
+        try:
+            view = await self._do(commands.GetSession(request.session_id))
+        except Refused as refused:
+            return worker_pb2.GetSessionResponse(refusal=refusal_to_wire(refused))
+        return worker_pb2.GetSessionResponse(session=self._session(view))
+
+    async def UpdateSession(
+        self, request: worker_pb2.UpdateSessionRequest, context: ServerContext
+    ) -> worker_pb2.UpdateSessionResponse:
+        """Sets plan mode and labels, also in the middle of a turn."""
+        try:
+            view = await self._do(
+                commands.UpdateSession(
+                    session_id=request.session_id,
+                    expected_revision=_expected_revision(request),
+                    plan=plan_from_wire(request.decode_plan),
+                    labels=dict(request.labels),
+                )
+            )
+        except Refused as refused:
+            return worker_pb2.UpdateSessionResponse(refusal=refusal_to_wire(refused))
+        return worker_pb2.UpdateSessionResponse(session=self._session(view))
+
+    async def CloseSession(
+        self, request: worker_pb2.CloseSessionRequest, context: ServerContext
+    ) -> worker_pb2.CloseSessionResponse:
+        """Cancels a running turn and frees everything."""
+        try:
+            view = await self._do(commands.CloseSession(request.session_id))
+        except Refused as refused:
+            return worker_pb2.CloseSessionResponse(refusal=refusal_to_wire(refused))
+        session = self._session(view)
+        session.state = session_pb2.SESSION_STATE_CLOSED
+        return worker_pb2.CloseSessionResponse(session=session)
+
+    async def Submit(
+        self, request: worker_pb2.SubmitRequest, context: ServerContext
+    ) -> worker_pb2.SubmitResponse:
+        """Starts a turn; its events come on StreamSteps.
+
+        Goes on when the call is cancelled, so that the Cancel that follows finds what it ends.
+        """
+        task = asyncio.create_task(self._submit(request, received_ns=time.monotonic_ns()))
+        self._submits.add(task)
+        task.add_done_callback(self._submits.discard)
+        try:
+            accepted = await asyncio.shield(task)
+        except Refused as refused:
+            return worker_pb2.SubmitResponse(refusal=refusal_to_wire(refused))
+        return worker_pb2.SubmitResponse(accepted=accepted)
+
+    async def Cancel(
+        self, request: worker_pb2.CancelRequest, context: ServerContext
+    ) -> worker_pb2.CancelResponse:
+        """Ends a turn by its policy; the turn's last event tells that it is over."""
+        try:
+            await self._do(commands.Cancel(request.session_id, request.generation_id))
+        except Refused as refused:
+            return worker_pb2.CancelResponse(refusal=refusal_to_wire(refused))
+        return worker_pb2.CancelResponse()
+
+    async def StreamSteps(
+        self, request: worker_pb2.StreamStepsRequest, context: ServerContext
+    ) -> AsyncIterator[worker_pb2.StreamStepsResponse]:
+        """Every report after the one that the reader has; OUT_OF_RANGE if that one's next is gone."""
+        try:
+            async for report in self._ring.follow(request.after_report):
+                yield report
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
+
+    async def _do(self, command: commands.Command) -> SessionView:
+        return await asyncio.wrap_future(self._engine.post(command))
+
+    async def _submit(
+        self, request: worker_pb2.SubmitRequest, *, received_ns: int
+    ) -> worker_pb2.SubmitAccepted:
+        generation_id = request.generation_id
+        if not generation_id or generation_id in self._streams:
+            raise Refused("FIELD_INVALID", "a generation id is new and not empty", field="generation_id")
+        for _ in range(_MAX_STALE_RETRIES):
+            base = self._engine.turn_base(request.session_id)
+            prepared = await asyncio.to_thread(
+                self._intake.prepare,
+                request.input if request.HasField("input") else None,
+                base.conversation,
+                is_log_empty=base.is_log_empty,
+            )
+            sampling = _effective_sampling(request.sampling, base)
+            # Known before the engine is: the turn's first events may come before the engine's answer.
+            self._streams[generation_id] = _Stream(
+                sampling=sampling_to_wire(sampling),
+                input_token_ids=prepared.token_ids if request.response.input_token_ids else (),
+                with_timing=request.response.token_timing,
+            )
+            try:
+                await self._do(_submit_command(request, base, prepared, sampling, received_ns))
+            except Refused as refused:
+                del self._streams[generation_id]
+                if refused.reason != "STALE_BASE":
+                    raise
+            else:
+                return worker_pb2.SubmitAccepted(
+                    input_token_ids=prepared.token_ids, sampling=sampling_to_wire(sampling)
+                )
+        raise Refused("SESSION_BUSY", "other turns of this session kept coming first")
+
+    def _session(self, view: SessionView) -> session_pb2.Session:
+        return session_to_wire(view, model=self._model.name, fingerprint=self._model.numerics_fingerprint)
+
+
+def _submit_command(
+    request: worker_pb2.SubmitRequest,
+    base: TurnBase,
+    prepared: Prepared,
+    sampling: Sampling,
+    received_ns: int,
+) -> commands.Submit:
+    stopping = request.stopping
+    return commands.Submit(
+        session_id=request.session_id,
+        generation_id=request.generation_id,
+        built_on_revision=base.revision,
+        expected_revision=_expected_revision(request),
+        input_ids=prepared.token_ids,
+        conversation=prepared.conversation,
+        sampling=sampling,
+        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
+        keeps_partial=request.cancel_policy == generation_pb2.CANCEL_POLICY_KEEP_PARTIAL,
+        received_ns=received_ns,
+    )
+
+
+def _expected_revision(request: worker_pb2.SubmitRequest | worker_pb2.UpdateSessionRequest) -> int | None:
+    return request.expected_revision if request.HasField("expected_revision") else None
+
+
+def _defaults(params: session_pb2.SamplingParams) -> SamplingDefaults:
+    return SamplingDefaults(
+        temperature=params.temperature if params.HasField("temperature") else None,
+        seed=params.seed if params.HasField("seed") else None,
+    )
+
+
+def _effective_sampling(params: session_pb2.SamplingParams, base: TurnBase) -> Sampling:
+    """Request over session over API default; a seed that nobody gave is drawn."""
+    asked, fallback = _defaults(params), base.defaults
+    temperature = asked.temperature if asked.temperature is not None else fallback.temperature
+    seed = asked.seed if asked.seed is not None else fallback.seed
+    return Sampling(
+        temperature=temperature if temperature is not None else 0.0,
+        seed=seed if seed is not None else secrets.randbits(64),
+    )
