@@ -88,13 +88,13 @@ class PagedSessionScheduler:
     def submit(self, session: Session, generation: Generation) -> None:
         """Start a turn: its input joins the log as pending tokens.
 
-        Refused, with nothing changed: SESSION_BUSY, LOG_EMPTY (no input on an empty log),
+        Refused, with nothing changed: SESSION_BUSY, FIELD_REQUIRED (no input on an empty log),
         PROMPT_TOO_LONG (no room for one generated token after the input).
         """
         if session.generation is not None:
             raise Refused("SESSION_BUSY", "a generation is running on this session")
         if not generation.input_ids and not session.token_ids:
-            raise Refused("LOG_EMPTY", "an empty session can't be continued without input", field="input")
+            raise Refused("FIELD_REQUIRED", "an empty session needs input", field="input")
         length = session.num_tokens + len(generation.input_ids)
         if length >= session.max_context_tokens:
             raise Refused(

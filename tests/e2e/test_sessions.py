@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,6 +191,38 @@ def test_a_full_context_is_a_normal_end(client: pagecast.Client) -> None:
         with pytest.raises(pagecast.InvalidArgument) as refused:
             session.generate([1]).wait()
         assert refused.value.reason == "PROMPT_TOO_LONG"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "reason", "field"),
+    [
+        (None, {}, "FIELD_REQUIRED", "input"),
+        ("", {}, "INPUT_EMPTY", "input.messages.messages[0].content"),
+        ("", {"raw": True}, "INPUT_EMPTY", "input.text"),
+        ([1, 2, 99999], {}, "FIELD_OUT_OF_RANGE", "input.token_ids.ids"),
+        ("\x00" * 5000, {"raw": True}, "PROMPT_TOO_LONG", "input"),
+        ("a", {"max_tokens": 0}, "FIELD_OUT_OF_RANGE", "stopping.max_tokens"),
+        ("a", {"temperature": float("nan")}, "FIELD_OUT_OF_RANGE", "sampling.temperature"),
+        ("a", {"temperature": -1.0}, "FIELD_OUT_OF_RANGE", "sampling.temperature"),
+    ],
+)
+def test_s23_s24_s25_s26_bad_turns_are_refused_by_field_and_change_nothing(
+    client: pagecast.Client, content: str | list[int] | None, options: dict[str, Any], reason: str, field: str
+) -> None:
+    with _open(client) as session:
+        with pytest.raises(pagecast.InvalidArgument) as refused:
+            session.generate(content, **options).wait()
+        assert (refused.value.reason, refused.value.field) == (reason, field)
+        assert (session.get().num_tokens, session.get().revision) == (0, 0)
+
+
+def test_chat_and_raw_input_do_not_mix(client: pagecast.Client) -> None:
+    with _open(client) as session:
+        session.generate("raw", raw=True, max_tokens=3).wait()
+        with pytest.raises(pagecast.PagecastError) as refused:
+            session.generate("chat", max_tokens=3).wait()
+        assert refused.value.reason == "MIXED_INPUT"
+        assert session.generate(None, max_tokens=3).wait().revision == 2
 
 
 def test_closing_twice_is_no_error_and_ends_the_session(client: pagecast.Client) -> None:

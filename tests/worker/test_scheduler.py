@@ -161,7 +161,7 @@ def test_continuing_after_a_rollback_recomputes_the_last_token() -> None:
 @pytest.mark.parametrize(
     ("prepare", "ids", "reason"),
     [
-        ("empty", (), "LOG_EMPTY"),
+        ("empty", (), "FIELD_REQUIRED"),
         ("empty", tuple(range(16)), "PROMPT_TOO_LONG"),
         ("busy", (1,), "SESSION_BUSY"),
     ],
