@@ -1,5 +1,6 @@
 """The engine thread over a real tiny model: what the slices of one step promise each other."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -267,3 +268,27 @@ def test_a_start_that_fails_tells_why(file: GgufFile) -> None:
     ready = Harness(file).engine.start(prepare=prepare, on_report=print, on_error=print)
     with pytest.raises(RuntimeError, match="no memory"):
         ready.result(timeout=10)
+
+
+def test_no_step_of_a_turn_starts_once_its_cancel_is_in(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, started, go_on = Runner.run, SimpleQueue[str](), threading.Event()
+
+    def held(self: Runner, batch: Batch) -> StepLogits:
+        started.put(batch.rows[0].session_id)
+        go_on.wait(timeout=30)
+        return real(self, batch)
+
+    monkeypatch.setattr(Runner, "run", held)
+    harness.open("a")
+    harness.submit("a", (1, 2, 3), max_tokens=400)
+    assert started.get(timeout=30) == "a"
+    cancel = harness.engine.post(commands.Cancel("a", "g-a"))
+    go_on.set()
+    cancel.result(timeout=30)
+    finished = harness.collect()["g-a"][-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage.output_tokens == 1
+    assert started.empty()
+    assert harness.engine.num_free_blocks == 64
