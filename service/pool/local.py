@@ -85,9 +85,9 @@ class LocalPool:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
+        lifeline, self._lifeline = self._lifeline, None
+        if lifeline is not None:
+            os.close(lifeline)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
