@@ -1,20 +1,23 @@
-"""What the client commands do: talk to a server, write to the given streams.
+"""What the client commands do: talk to a server, write to the given output.
 
 Knows the client and what a terminal shows; knows no flags, no exit codes and nothing of the server's inside.
 """
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import IO
+from pathlib import PurePath
+from typing import Any
 
 import orjson
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
 import pagecast
 from pagecast.v1 import model_pb2
-from service.terminal import Waiting
+from service.terminal import Output, Waiting
 
 
 class CommandError(Exception):
@@ -32,7 +35,7 @@ class Turn:
 
     Attributes:
         text: One user message, or plain text where `raw`.
-        model: None: the only one served.
+        model: A served name, or the path of the .gguf file that is served; None: the only one served.
         plan: None: the server's default.
         max_tokens: None: up to the context.
         temperature: None: greedy.
@@ -51,7 +54,7 @@ class Turn:
     timeout_s: float | None = None
 
 
-def generate(client: pagecast.Client, turn: Turn, out: IO[str], console: Console, *, as_json: bool) -> None:
+def generate(client: pagecast.Client, turn: Turn, out: Output, console: Console, *, as_json: bool) -> None:
     """Run one turn in a new session and close it.
 
     Args:
@@ -62,11 +65,11 @@ def generate(client: pagecast.Client, turn: Turn, out: IO[str], console: Console
         as_json: See `out`.
 
     Raises:
-        CommandError: No model is named, and there is none or a choice.
+        CommandError: The model is not served, or none is named and there is none or a choice.
+        OutputError: `out` cannot be written to.
         pagecast.PagecastError: A call failed.
     """
-    model = turn.model or only_model(client)
-    with client.open_session(model, plan=turn.plan) as session:
+    with _open_session(client, turn) as session:
         generation = session.generate(
             turn.text,
             raw=turn.raw,
@@ -75,27 +78,21 @@ def generate(client: pagecast.Client, turn: Turn, out: IO[str], console: Console
             seed=turn.seed,
             timeout_s=turn.timeout_s,
         )
-        shown = "\n"
         try:
             with generation, Waiting(console, "waiting for the first token") as waiting:
                 for chunk in generation:
                     if not as_json and chunk.text:
                         waiting.stop()
-                        shown = chunk.text
-                        out.write(shown)
-                        out.flush()
+                        out.write(chunk.text)
         finally:
-            if not shown.endswith("\n"):  # an error has a line of its own, too
-                out.write("\n")
+            out.end_line()  # an error has a line of its own, too
     if as_json:
         out.write(result_line(session.session_id, generation.result))
 
 
 def only_model(client: pagecast.Client) -> str:
     """The name of the only model served. Raises CommandError where there is none or a choice."""
-    names = [model.name for model in client.models()]
-    if not names:
-        raise CommandError("MODEL_NOT_FOUND", "the server serves no model")
+    names = [model.name for model in _served(client)]
     if len(names) > 1:
         raise CommandError(
             "FIELD_REQUIRED", f"name one of the served models with --model: {', '.join(names)}"
@@ -103,13 +100,18 @@ def only_model(client: pagecast.Client) -> str:
     return names[0]
 
 
+def served_model(spec: str) -> str:
+    """The name that a model spec is served under: a .gguf file's is its name without the suffix."""
+    return PurePath(spec).stem if spec.endswith(".gguf") else spec
+
+
 def result_line(session_id: str, result: pagecast.Result) -> str:
     """One line of JSON, newline included.
 
     `ttft_ms` is from the call to the first token's arrival here, `itl_ms` the median time between
-    tokens; null where there are too few tokens. `plan_stats` are this generation's steps.
+    tokens; null where there are too few tokens. `plan_stats` are this generation's steps. `sampling`
+    holds the values that took effect, the drawn seed included.
     """
-    stats = result.plan_stats
     record = {
         "session_id": session_id,
         "prompt_token_ids": result.input_token_ids,
@@ -118,26 +120,31 @@ def result_line(session_id: str, result: pagecast.Result) -> str:
         "finish_reason": result.finish_reason.name,
         "ttft_ms": result.ttft_ms,
         "itl_ms": statistics.median(result.itl_ms) if result.itl_ms else None,
-        "plan_stats": {
-            "builds": stats.builds,
-            "reuses": stats.reuses,
-            "replans": stats.replans,
-            "launches_per_step": stats.launches_per_step,
-            "host_bytes_per_step": stats.host_bytes_per_step,
+        "plan_stats": _fields(result.plan_stats),
+        "sampling": {
+            # As it was given: a float32's 0.7 is 0.699999988 as a Python float.
+            "temperature": MessageToDict(result.sampling).get("temperature"),
+            "seed": result.sampling.seed if result.sampling.HasField("seed") else None,
         },
+        "usage": _fields(result.usage),
+        "revision": result.revision,
     }
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE).decode()
 
 
-def models(client: pagecast.Client, out: IO[str], *, as_json: bool) -> None:
-    """Write the served models to `out`: a table, or one line of JSON for each."""
-    served = client.models()
-    if not as_json:
-        Console(file=out).print(models_table(served))
+def models(client: pagecast.Client, out: Output, *, as_json: bool) -> None:
+    """Write the served models to `out`: a table, or one line of JSON for each.
+
+    Raises:
+        CommandError: None is served.
+        OutputError: `out` cannot be written to.
+    """
+    served = _served(client)
+    if as_json:
+        lines = (orjson.dumps(_fields(model), option=orjson.OPT_APPEND_NEWLINE) for model in served)
+        out.write(b"".join(lines).decode())
         return
-    for model in served:
-        record = {field.name: getattr(model, field.name) for field in model_pb2.Model.DESCRIPTOR.fields}
-        out.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE).decode())
+    out.print(models_table(served))
 
 
 def models_table(served: Iterable[model_pb2.Model]) -> Table:
@@ -156,3 +163,27 @@ def models_table(served: Iterable[model_pb2.Model]) -> Table:
             "yes" if model.has_chat_template else "no",
         )
     return table
+
+
+def _open_session(client: pagecast.Client, turn: Turn) -> pagecast.ClientSession:
+    if turn.model is None:
+        return client.open_session(only_model(client), plan=turn.plan)
+    name = served_model(turn.model)
+    try:
+        return client.open_session(name, plan=turn.plan)
+    except pagecast.ModelNotFound as error:
+        names = ", ".join(model.name for model in _served(client))
+        raise CommandError(error.reason, f"{name!r} is not served; served: {names}") from error
+
+
+def _served(client: pagecast.Client) -> Sequence[model_pb2.Model]:
+    """The served models, at least one. Raises CommandError where there is none."""
+    served = client.models()
+    if not served:
+        raise CommandError("NO_WORKER", "no worker is there")
+    return served
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    """Every field of a message of scalars, absent ones as their zero."""
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}

@@ -1,11 +1,13 @@
 """Settings of gateway and clients, read once from flags and environment, checked and frozen.
 
-The only room that reads the environment: `PAGECAST_` and the field's name in capitals. Values
-that a caller passes (the command line's flags) win over the environment, which wins over defaults.
+Only here is the environment read: `PAGECAST_` and the flag's name in capitals. Values that a caller
+passes (the command line's flags) win over the environment, which wins over defaults.
 A wrong value raises `pydantic.ValidationError`, which names the field.
 """
 
+import os
 import re
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -13,7 +15,40 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 MAX_PORT = 65535
-_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):([0-9]{1,5})")
+# Surrogates stand for bytes of a command line that are no text; gRPC takes text only.
+_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/\ud800-\udfff]+):([0-9]{1,5})")
+_PREFIX = "PAGECAST_"
+_WORKER_PREFIX = "PAGECAST_WORKER_"
+# The worker's own limits: a value over them is refused here, by the name of the flag that was given.
+MAX_KV_BLOCKS = 1 << 24
+MAX_STEP_TOKENS = 65_536
+
+
+def prepare_process() -> None:
+    """Set what libraries read from the environment when they are imported; call it before they are.
+
+    gRPC's core writes lines of its own form to standard error, where the log is. What it has to tell
+    comes as errors of its calls too. What the caller has set stays.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def worker_environment() -> dict[str, str]:
+    """Return the environment for spawned workers, without variables that set a worker's flags.
+
+    Those are for workers that somebody else starts; a spawned one has its gateway's settings.
+    """
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith(_WORKER_PREFIX)}
+
+
+def unknown_variables(known: Collection[str]) -> list[str]:
+    """Return the names of environment variables that look like settings and are not in `known`.
+
+    Those of workers are among them: a gateway does not pass them on.
+    """
+    return sorted(
+        name for name in os.environ if name.upper().startswith(_PREFIX) and name.upper() not in known
+    )
 
 
 def check_address(value: str, *, allow_unix: bool, min_port: int) -> str:
@@ -22,7 +57,7 @@ def check_address(value: str, *, allow_unix: bool, min_port: int) -> str:
     Raises:
         ValueError: It is neither, or the port is not from `min_port` to 65535.
     """
-    if allow_unix and value.startswith("unix:") and len(value) > len("unix:"):
+    if allow_unix and re.fullmatch(r"unix:[^\ud800-\udfff]+", value):
         return value
     match = _HOST_PORT.fullmatch(value)
     if match is None:
@@ -43,17 +78,18 @@ class ServeSettings(BaseSettings):
         worker_addresses: Addresses of running workers to use instead of spawning; a comma separated
             list in the environment (`PAGECAST_WORKER_ADDRESS`).
         kernels: Kernels of the spawned workers.
-        decode_plan: Plan mode of sessions that name none.
+        decode_plan: Plan mode of sessions that name none; "plan_once" becomes "once".
         kv_blocks: KV blocks per worker. None: what the worker chooses.
         max_step_tokens: Token budget of a step. None: what the worker chooses.
         threads: Compute threads per worker. None: the CPUs, shared out among the workers.
-        start_timeout_s: How long workers may take until they serve, in seconds.
+        start_timeout_s: How long workers may take until they serve, in seconds
+            (`PAGECAST_START_TIMEOUT`).
         log_level: Least severe level that is logged.
+
+    Names of kernels, plans and levels are taken in any case.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="PAGECAST_", frozen=True, extra="forbid", populate_by_name=True
-    )
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid", populate_by_name=True)
 
     model: str = Field(default="smollm2-135m", min_length=1)
     workers: int = Field(default=1, ge=1, le=64)
@@ -63,11 +99,24 @@ class ServeSettings(BaseSettings):
     )
     kernels: Literal["reference", "triton"] = "reference"
     decode_plan: Literal["once", "replan"] = "once"
-    kv_blocks: int | None = Field(default=None, ge=1)
-    max_step_tokens: int | None = Field(default=None, ge=1)
+    kv_blocks: int | None = Field(default=None, ge=1, le=MAX_KV_BLOCKS)
+    max_step_tokens: int | None = Field(default=None, ge=1, le=MAX_STEP_TOKENS)
     threads: int | None = Field(default=None, ge=1, le=1024)
-    start_timeout_s: float = Field(default=180.0, gt=0.0, le=86_400.0)
+    start_timeout_s: float = Field(
+        default=180.0, gt=0.0, le=86_400.0, validation_alias="PAGECAST_START_TIMEOUT"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("kernels", "decode_plan", "log_level", mode="before")
+    @classmethod
+    def _any_case(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @field_validator("decode_plan", mode="before")
+    @classmethod
+    def _plan_names(cls, value: object) -> object:
+        # The proto's name of it, as `generate --plan` takes it too.
+        return "once" if isinstance(value, str) and value.lower() == "plan_once" else value
 
     @field_validator("listen")
     @classmethod
@@ -94,7 +143,7 @@ class ClientSettings(BaseSettings):
         target: `HOST:PORT` of the gateway (`PAGECAST_TARGET`).
     """
 
-    model_config = SettingsConfigDict(env_prefix="PAGECAST_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid")
 
     target: str = DEFAULT_ADDRESS
 

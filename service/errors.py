@@ -5,7 +5,8 @@ anywhere under a handler; `service.interceptors` turns it into the status that `
 
     Exception
     ├── PagecastError   a refusal or failure with a reason, told to the caller
-    └── StartError      the gateway cannot start; one sentence for the operator
+    ├── StartError      the gateway cannot start; one sentence for the operator
+    └── NoWorkerLeft    every worker is lost: the gateway has nothing to serve with
 """
 
 from collections.abc import Mapping
@@ -141,6 +142,10 @@ _RULES: Mapping[Reason, _Rule] = {
 
 class StartError(Exception):
     """The gateway cannot start; the text is one sentence for whoever started it."""
+
+
+class NoWorkerLeft(Exception):
+    """Every worker is lost, and the sessions with them; a gateway that stayed could only refuse."""
 
 
 class PagecastError(Exception):

@@ -83,9 +83,12 @@ class Router(Generic[W]):
         return self._closed.get(session_id)
 
     def close(self, session: session_pb2.Session) -> None:
-        """Forget where a session is, and remember it as closed."""
+        """Forget where a session is, and remember it as closed, without its labels."""
         self.forget(session.session_id)
-        self._closed[session.session_id] = session
+        kept = session_pb2.Session()
+        kept.CopyFrom(session)
+        kept.labels.clear()  # as large as a caller made them
+        self._closed[session.session_id] = kept
         while len(self._closed) > MAX_CLOSED:
             self._closed.popitem(last=False)
 

@@ -5,7 +5,6 @@ Knows the order of starting and stopping; knows nothing of what calls do.
 
 import asyncio
 import signal
-import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
@@ -16,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from structlog.typing import FilteringBoundLogger
 
-from pagecast._log import LogWriter, open_log
+from pagecast._process_log import process_log
 from pagecast.v1 import (
     generation_pb2,
     generation_pb2_grpc,
@@ -26,7 +25,7 @@ from pagecast.v1 import (
     session_pb2_grpc,
 )
 from service.config import ServeSettings
-from service.errors import StartError
+from service.errors import NoWorkerLeft, StartError
 from service.generation import GenerationServicer
 from service.interceptors import ErrorInterceptor
 from service.models import ModelServicer
@@ -61,10 +60,10 @@ def serve(settings: ServeSettings) -> int:
     """Run the gateway until it is told to stop.
 
     Returns:
-        The process's exit code: 0 after SIGTERM or SIGINT, 1 if it could not start (one log line says why).
+        The process's exit code: 0 after SIGTERM or SIGINT; 1 if it could not start or every worker is
+        lost (one log line says why), so that whatever keeps the service running starts it anew.
     """
-    with LogWriter(sys.stderr.buffer) as writer:
-        log = open_log(writer, settings.log_level)
+    with process_log(settings.log_level) as log:
         try:
             pool = _open_pool(settings)
             try:
@@ -74,6 +73,14 @@ def serve(settings: ServeSettings) -> int:
         except StartError as error:
             log.error("gateway_failed", error=str(error))
             return 1
+        except NoWorkerLeft:
+            log.error("gateway_failed", error="every worker is lost")
+            return 1
+        except Exception as error:  # a bug
+            log.error("gateway_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+            return 1
+        except KeyboardInterrupt:
+            pass  # before `_run` took the signals over: nothing was served that has to end in order
         log.info("gateway_stopped")
         return 0
 
@@ -162,15 +169,14 @@ async def _serve(
     log.info("gateway_ready", listen=listen, models=[model.name for model in router.models()])
     try:
         all_lost = asyncio.create_task(_wait_all_lost(links))
-        if await _before(all_lost, stop.requested):
-            log.error("no_worker_left")
-            await _set_health(health_servicer, health_pb2.HealthCheckResponse.NOT_SERVING)
-            await stop.requested.wait()
+        are_lost = await _before(all_lost, stop.requested)
         all_lost.cancel()
         log.info("gateway_stopping")
         await health_servicer.enter_graceful_shutdown()
     finally:
         await _stop_server(server, stop)
+    if are_lost:
+        raise NoWorkerLeft
 
 
 async def add_services(

@@ -1,8 +1,10 @@
 """SessionService: validate, route, relay. Knows no token and no KV."""
 
+import asyncio
+from functools import partial
+
 from pagecast.v1 import session_pb2, session_pb2_grpc
 from pagecast.worker.v1 import worker_pb2
-from service.errors import PagecastError, Reason
 from service.ids import new_session_id
 from service.pool.link import WorkerLink
 from service.router import Router
@@ -14,14 +16,13 @@ from service.validate import (
     not_implemented,
 )
 
-_ALREADY_CLOSED = frozenset({Reason.SESSION_CLOSED, Reason.SESSION_NOT_FOUND})
-
 
 class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     """Opens, reads, changes and closes sessions on the workers that hold them."""
 
     def __init__(self, router: Router[WorkerLink]) -> None:
         self._router = router
+        self._closing: dict[str, asyncio.Task[session_pb2.Session]] = {}
 
     async def OpenSession(
         self, request: session_pb2.OpenSessionRequest, context: object
@@ -89,15 +90,21 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         return session_pb2.CloseSessionResponse(session=session)
 
     async def _close(self, session_id: str) -> session_pb2.Session:
-        link = self._router.find(session_id)
-        try:
-            response = await self._close_in_worker(link, session_id)
-        except PagecastError as error:
-            # Two calls at once: the worker knows the session for the first one only.
-            session = self._router.closed(session_id)
-            if session is None or error.reason not in _ALREADY_CLOSED:
-                raise
-            return session
+        """Close a session once, whoever asks meanwhile, and to the end, also if all of them leave."""
+        task = self._closing.get(session_id)
+        if task is None:
+            link = self._router.find(session_id)
+            task = self._closing[session_id] = link.spawn(self._close_and_remember(link, session_id))
+            task.add_done_callback(partial(self._forget_close, session_id))
+        return await asyncio.shield(task)
+
+    def _forget_close(self, session_id: str, task: asyncio.Task[session_pb2.Session]) -> None:
+        del self._closing[session_id]
+        if not task.cancelled():
+            task.exception()  # read, so that a failure that nobody waits for any more is no error
+
+    async def _close_and_remember(self, link: WorkerLink, session_id: str) -> session_pb2.Session:
+        response = await self._close_in_worker(link, session_id)
         self._router.close(response.session)
         return response.session
 

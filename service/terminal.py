@@ -1,10 +1,73 @@
-"""What a person at a terminal sees while waiting. Knows no client and no command."""
+"""Standard output, and what a person at a terminal sees while waiting. Knows no client and no command."""
 
+import contextlib
+import io
+import os
 import threading
-from typing import Self
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.status import Status
+
+
+class OutputError(Exception):
+    """Standard output cannot be written to; the text says why."""
+
+
+class Output:
+    """Standard output, every write of which arrives at once or raises.
+
+    Args:
+        stream: None: closed before the process began.
+        encoding: What to write in; None: the stream's own, with "?" for what that cannot spell.
+
+    Raises:
+        OutputError: There is no stream.
+    """
+
+    def __init__(self, stream: IO[str] | None, encoding: str | None = None) -> None:
+        if stream is None:
+            raise OutputError("it is closed")
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=encoding, errors="replace")
+        self._stream = stream
+        self._at_line_start = True
+
+    def write(self, text: str) -> None:
+        """Write text. Raises OutputError, after which the stream's rest goes nowhere."""
+        with self._told():
+            self._stream.write(text)
+            self._stream.flush()
+        self._at_line_start = text.endswith("\n") if text else self._at_line_start
+
+    def print(self, renderable: RenderableType) -> None:
+        """Write what rich can render, as lines. Raises as `write` does."""
+        with self._told():
+            Console(file=self._stream).print(renderable)
+            self._stream.flush()
+
+    def end_line(self) -> None:
+        """Write a newline unless at the start of a line."""
+        if not self._at_line_start:
+            self.write("\n")
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Makes OutputError of OSError, and leads the stream to nowhere.
+
+        What it still holds would fail once more when the process ends, and be told in Python's words.
+        """
+        try:
+            yield
+        except OSError as error:
+            self._at_line_start = True
+            with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor
+                descriptor = self._stream.fileno()
+                with Path(os.devnull).open("wb") as nowhere:
+                    os.dup2(nowhere.fileno(), descriptor)
+            raise OutputError(error.strerror or str(error)) from error
 
 
 class Waiting:

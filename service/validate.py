@@ -18,6 +18,8 @@ from service.ids import GENERATION_ID, SESSION_ID
 MAX_LABELS = 64
 MAX_LABEL_BYTES = 256
 MAX_TEMPERATURE = 100.0
+# Of a repeated field of messages.
+MAX_ITEMS = 4096
 
 # Fields that this version acts on; any other field that is set is refused, never ignored.
 # A message that is not listed is implemented whole.
@@ -122,6 +124,14 @@ def _check_fields(message: Message, prefix: str = "") -> None:
             _check_enum(field, value, path)
         elif field.type == FieldDescriptor.TYPE_MESSAGE and not _is_map(field):
             if field.is_repeated:
+                # Counted before any of them is looked at: the walk holds up every other call.
+                if len(value) > MAX_ITEMS:
+                    raise PagecastError(
+                        Reason.FIELD_OUT_OF_RANGE,
+                        f"{path} holds {len(value)} items, at most {MAX_ITEMS} are taken",
+                        field=path,
+                        metadata={"max": str(MAX_ITEMS)},
+                    )
                 for index, item in enumerate(value):
                     _check_fields(item, f"{path}[{index}].")
             else:

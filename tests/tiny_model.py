@@ -37,6 +37,7 @@ def write_tiny_gguf(
     chat_template: str | None = CHATML,
     padded_vocab: int = 0,
     add_bos: bool = False,
+    ends: bool = True,
 ) -> Path:
     """Writes the file and returns `path`.
 
@@ -56,6 +57,7 @@ def write_tiny_gguf(
         padded_vocab: Embedding rows beyond the tokenizer. Their logits are the largest, so that a sampler
             which does not mask them draws them.
         add_bos: `tokenizer.ggml.add_bos_token`.
+        ends: Whether greedy turns may draw the EOS; if not its logit is 0, far below the largest.
     """
     writer = GGUFWriter(path, "llama")
     writer.add_name("tiny")
@@ -111,6 +113,8 @@ def write_tiny_gguf(
     add_norm("output_norm.weight")
     output = random.standard_normal((num_tokens + padded_vocab, hidden_size)) * (2.0 / np.sqrt(hidden_size))
     output[num_tokens:] *= 100.0
+    if not ends:
+        output[2] = 0.0
     writer.add_tensor("output.weight", output.astype(np.float32))
 
     writer.write_header_to_file()

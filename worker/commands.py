@@ -25,13 +25,15 @@ class TurnBase:
 
     Attributes:
         revision: Committed turns so far; a turn built on another revision is refused as stale.
-        is_log_empty: Whether the turn's input opens the log.
+        num_tokens: Length of the log; 0 where the turn's input opens it.
+        max_context_tokens: Length at which the log is full.
         conversation: What a chat turn extends.
         defaults: Sampling that the request's fields override.
     """
 
     revision: int
-    is_log_empty: bool
+    num_tokens: int
+    max_context_tokens: int
     conversation: Conversation
     defaults: SamplingDefaults
 

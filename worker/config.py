@@ -13,7 +13,8 @@ import click
 from worker.batch import DecodePlan
 
 _PREFIX = "PAGECAST_WORKER_"
-_MAX_STEP_ROWS = 64
+_PARENT_FLAG = "--parent-fd"
+_MAX_STEP_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +49,26 @@ class WorkerConfig:
 
     @classmethod
     def load(cls, arguments: Sequence[str]) -> "WorkerConfig":
-        """Read flags and environment; on bad input prints which flag and exits with status 2."""
+        """Read flags and environment. `--help` prints its text and ends the process.
+
+        Raises:
+            click.ClickException: A flag or variable is wrong; the message names it.
+        """
         try:
             given = _command.make_context("python -m worker", list(arguments)).params
-        except click.ClickException as error:
-            error.show()
-            raise SystemExit(error.exit_code) from error
         except click.exceptions.Exit as done:  # --help
             raise SystemExit(done.exit_code) from done
         if given["max_step_rows"] is None:
             given["max_step_rows"] = min(_MAX_STEP_ROWS, given["max_step_tokens"])
         if given["max_step_rows"] > given["max_step_tokens"]:
-            click.echo("error: --max-step-rows is over --max-step-tokens", err=True)
-            raise SystemExit(2)
+            raise click.UsageError("--max-step-rows is over --max-step-tokens")
         plan = DecodePlan.PLAN_ONCE if given.pop("plan") == "once" else DecodePlan.REPLAN
         return cls(decode_plan=plan, block_size=16, **given)
+
+
+def is_spawned(arguments: Sequence[str]) -> bool:
+    """Whether a gateway started this process, so that a log is read where a person reads usage text."""
+    return any(argument.partition("=")[0] == _PARENT_FLAG for argument in arguments)
 
 
 def prepare_process() -> None:
@@ -70,12 +76,17 @@ def prepare_process() -> None:
 
     OpenMP's default is to spin at every barrier for as long as it takes. Where another process wants
     the core of a thread that is waited for, each of the step's hundreds of barriers then lasts a
-    scheduling slice: 3 s per token were seen instead of 0.1. Sleeping at once costs an idle machine
-    60% (109 instead of 69 ms per token on 2 cores). Spinning briefly costs it nothing, and a busy
-    one no more than its share. What the caller has set stays.
+    scheduling slice: 3 s per token were seen instead of 0.1. Threads spin briefly instead, then sleep;
+    decision 6 has the figures.
+
+    gRPC's core writes lines of its own form to standard error, where the log is. What it has to tell
+    comes as errors of its calls too.
+
+    What the caller has set stays.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "20000"
+        os.environ["GOMP_SPINCOUNT"] = "5000"
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def _available_cpus() -> int:
@@ -97,7 +108,7 @@ _command = click.Command(
         _option("--kernels", type=click.Choice(["reference", "triton"]), default="reference"),
         _option("--decode-plan", "plan", type=click.Choice(["once", "replan"]), default="once"),
         _option("--kv-blocks", "num_kv_blocks", type=click.IntRange(1, 1 << 24), default=1024),
-        _option("--max-step-tokens", type=click.IntRange(1, 65536), default=256),
+        _option("--max-step-tokens", type=click.IntRange(1, 65536), default=64),
         _option(
             "--max-step-rows",
             type=click.IntRange(1, 4096),
@@ -105,6 +116,6 @@ _command = click.Command(
         ),
         _option("--threads", "num_threads", type=click.IntRange(1, 1024), default=_available_cpus),
         _option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"),
-        _option("--parent-fd", type=click.IntRange(min=-1), default=-1, hidden=True),
+        _option(_PARENT_FLAG, type=click.IntRange(min=-1), default=-1, hidden=True),
     ],
 )

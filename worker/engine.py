@@ -9,9 +9,9 @@ a cancel has come in at most one more step starts for its turn.
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 
 from worker import commands
 from worker.batch import Batch, Event, Failed, FinishReason, RowResult, StepReport
@@ -26,6 +26,9 @@ from worker.sampling import Draw, draw_tokens
 from worker.scheduler import PagedSessionScheduler
 from worker.session import Generation
 from worker.turn import Turn
+
+# Ids that are still told from ids that never were.
+_MAX_CLOSED = 10_000
 
 
 class Engine:
@@ -45,6 +48,7 @@ class Engine:
         )
         self._records: dict[str, Record] = {}
         self._bases: dict[str, TurnBase] = {}
+        self._closed: OrderedDict[str, None] = OrderedDict()
         self._events: list[Event] = []
         self._thread: threading.Thread | None = None
         self.num_steps = 0
@@ -100,10 +104,10 @@ class Engine:
         return future
 
     def turn_base(self, session_id: str) -> TurnBase:
-        """What a turn submitted now builds on. Refused: SESSION_NOT_FOUND."""
+        """What a turn submitted now builds on. Refused: SESSION_NOT_FOUND, SESSION_CLOSED."""
         base = self._bases.get(session_id)
         if base is None:
-            raise Refused("SESSION_NOT_FOUND", "no session of this id", field="session_id")
+            raise self._missing(session_id)
         return base
 
     def _loop(self, on_report: Callable[[StepReport], None], on_error: Callable[[Exception], None]) -> None:
@@ -154,10 +158,11 @@ class Engine:
             case commands.CloseSession():
                 if record.turn is not None:
                     self._end(record, record.turn, FinishReason.CANCELLED)
-                view = record.view()
                 self._scheduler.close(record.session)
                 del self._records[command.session_id], self._bases[command.session_id]
-                return replace(view, num_kv_blocks=0)
+                self._closed[command.session_id] = None
+                while len(self._closed) > _MAX_CLOSED:
+                    self._closed.popitem(last=False)
         return record.view()
 
     def _open(self, command: commands.OpenSession) -> SessionView:
@@ -204,6 +209,11 @@ class Engine:
     def _step(self, on_error: Callable[[Exception], None]) -> None:
         now_ns = time.monotonic_ns()
         batch = self._scheduler.schedule()
+        if not batch.rows:  # the scheduler promises that the first turn can go on: a bug, not a state
+            on_error(RuntimeError("turns are running and none of them can go on"))
+            for record in self._records.values():
+                self._fail(record)
+            return
         rows = [self._records[row.session_id] for row in batch.rows]
         turns = [record.turn for record in rows if record.turn is not None]
         self._events.extend(turn.start(now_ns) for turn in turns if not turn.is_announced)
@@ -244,6 +254,8 @@ class Engine:
     def _end(self, record: Record, turn: Turn, reason: FinishReason) -> None:
         """End a turn: commit it, or roll it back if it was cancelled and its policy says so."""
         keep = reason is not FinishReason.CANCELLED or turn.generation.keeps_partial
+        if not turn.is_announced:  # it never came to a step, and a stream begins with its start all the same
+            self._events.append(turn.start(time.monotonic_ns()))
         usage = turn.usage
         self._scheduler.finish(record.session, keep=keep)
         if keep:
@@ -270,8 +282,15 @@ class Engine:
         self._bases[record.session.session_id] = record.turn_base()
 
     def _record(self, session_id: str) -> Record:
-        self._scheduler.get(session_id)
-        return self._records[session_id]
+        try:
+            return self._records[session_id]
+        except KeyError:
+            raise self._missing(session_id) from None
+
+    def _missing(self, session_id: str) -> Refused:
+        if session_id in self._closed:
+            return Refused("SESSION_CLOSED", "the session is closed", field="session_id")
+        return Refused("SESSION_NOT_FOUND", "no session of this id", field="session_id")
 
     def _turn(self, session_id: str) -> Turn:
         turn = self._records[session_id].turn

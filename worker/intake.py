@@ -6,6 +6,7 @@ Every rule that needs the tokenizer or the template is checked here. Knows no se
 from dataclasses import dataclass
 
 from pagecast.v1 import session_pb2
+from worker.commands import TurnBase
 from worker.errors import Refused
 from worker.model.chat import (
     ChatTemplate,
@@ -44,34 +45,50 @@ class Intake:
         self._tokenizer = tokenizer
         self._template = template
 
-    def prepare(
-        self, source: session_pb2.Input | None, conversation: Conversation, *, is_log_empty: bool
-    ) -> Prepared:
-        """Tokenise an input on top of a conversation; None continues the log.
+    def prepare(self, source: session_pb2.Input | None, base: TurnBase) -> Prepared:
+        """Tokenise an input on top of a session; None continues the log.
 
-        Refused: INPUT_EMPTY, FIELD_OUT_OF_RANGE, FIELD_INVALID, MIXED_INPUT, TEMPLATE_ERROR,
-        TEMPLATE_NOT_INCREMENTAL.
+        What can't fit however it is tokenised is refused before time is spent on it.
+
+        Refused: INPUT_EMPTY, FIELD_OUT_OF_RANGE, FIELD_INVALID, PROMPT_TOO_LONG, MIXED_INPUT,
+        TEMPLATE_ERROR, TEMPLATE_NOT_INCREMENTAL.
         """
-        kind = None if source is None else source.WhichOneof("content")
         if source is None:
-            return Prepared((), conversation.continued())
-        if kind == "text":
-            return self._text(source.text, conversation, is_log_empty=is_log_empty)
-        if kind == "token_ids":
-            return self._token_ids(tuple(source.token_ids.ids), conversation)
-        if kind == "messages":
-            return self._messages(source.messages, conversation)
+            return Prepared((), base.conversation.continued())
+        room = base.max_context_tokens - base.num_tokens
+        match source.WhichOneof("content"):
+            case "text":
+                self._check_size(len(source.text.encode(errors="replace")), room)
+                return self._text(source.text, base)
+            case "token_ids":
+                return self._token_ids(tuple(source.token_ids.ids), base.conversation)
+            case "messages":
+                messages = source.messages.messages
+                size = sum(len(message.content.encode(errors="replace")) for message in messages)
+                self._check_size(max(size, len(messages)), room)
+                return self._messages(source.messages, base.conversation)
         raise Refused("INPUT_EMPTY", "the input holds nothing", field="input")
 
-    def _text(self, text: str, conversation: Conversation, *, is_log_empty: bool) -> Prepared:
+    def _check_size(self, num_bytes: int, room: int) -> None:
+        """Refuse a text that has too many bytes even if each token spelt as many as the longest one."""
+        least = -(-num_bytes // self._tokenizer.max_token_bytes)
+        if least > room:
+            raise Refused(
+                "PROMPT_TOO_LONG",
+                f"the input takes at least {least} tokens; the context has room for {max(room, 0)}",
+                field="input",
+                metadata={"num_tokens": str(least), "room": str(max(room, 0))},
+            )
+
+    def _text(self, text: str, base: TurnBase) -> Prepared:
         try:
             ids = self._tokenizer.encode_text(text)
         except TextError as error:
             raise Refused("FIELD_INVALID", str(error), field="input.text") from error
         if not ids:
             raise Refused("INPUT_EMPTY", "the text is empty", field="input.text")
-        prefix = self._tokenizer.log_prefix if is_log_empty else ()
-        return Prepared((*prefix, *ids), conversation.with_raw_input())
+        prefix = () if base.num_tokens else self._tokenizer.log_prefix
+        return Prepared((*prefix, *ids), base.conversation.with_raw_input())
 
     def _token_ids(self, ids: tuple[int, ...], conversation: Conversation) -> Prepared:
         limit = self._tokenizer.vocab_size

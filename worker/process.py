@@ -5,7 +5,6 @@ import contextlib
 import importlib.metadata
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import grpc
 import torch
 from structlog.typing import FilteringBoundLogger
 
-from pagecast._log import LogWriter, open_log
 from pagecast.v1 import model_pb2
 from pagecast.worker.v1 import worker_pb2_grpc
 from worker.batch import StepReport, TokenDrawn
@@ -23,6 +21,7 @@ from worker.intake import Intake
 from worker.kernels.triton import prepare_triton
 from worker.kv.block_pool import BlockPool
 from worker.kv.storage import KvStorage
+from worker.memory import PoolTooLarge, check_pool_fits
 from worker.model.chat import ChatTemplate
 from worker.model.config import ModelFileError
 from worker.model.llama import LlamaModel
@@ -32,11 +31,13 @@ from worker.runner import RowsNotInvariant, Runner
 from worker.scheduler import PagedSessionScheduler
 from worker.server import WorkerService
 
+EXIT_OTHER = 1
 EXIT_MODEL_FILE = 3
 EXIT_LISTEN = 4
 EXIT_NUMERICS = 5
+EXIT_MEMORY = 7
 _STOP_GRACE_S = 1.0
-_ORPHAN_GRACE_S = 1.5
+_ORPHAN_GRACE_S = 0.5
 # The gateway pings every 20 s; a stricter minimum here would end its streams with GOAWAY.
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
@@ -46,18 +47,26 @@ _SERVER_OPTIONS = (
 )
 
 
-def run(config: WorkerConfig) -> int:
-    """Run a worker until SIGTERM, SIGINT or the end of its parent; returns the exit status."""
-    with LogWriter(sys.stderr.buffer) as writer:
-        log = open_log(writer, config.log_level)
-        try:
-            return asyncio.run(_serve(config, log))
-        except ModelFileError as error:
-            log.error("worker_failed", error=str(error), model=config.model)
-            return EXIT_MODEL_FILE
-        except RowsNotInvariant as error:
-            log.error("worker_failed", error=str(error))
-            return EXIT_NUMERICS
+def run(config: WorkerConfig, log: FilteringBoundLogger) -> int:
+    """Run a worker until SIGTERM, SIGINT or the end of its parent.
+
+    Returns:
+        The exit status; where it is not 0, one `worker_failed` event says why.
+    """
+    try:
+        return asyncio.run(_serve(config, log))
+    except ModelFileError as error:
+        log.error("worker_failed", error=str(error), model=config.model)
+        return EXIT_MODEL_FILE
+    except RowsNotInvariant as error:
+        log.error("worker_failed", error=str(error))
+        return EXIT_NUMERICS
+    except PoolTooLarge as error:
+        log.error("worker_failed", error=str(error))
+        return EXIT_MEMORY
+    except Exception as error:
+        log.error("worker_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+        return EXIT_OTHER
 
 
 async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
@@ -124,6 +133,13 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
 
 def _runner(config: WorkerConfig, file: GgufFile) -> Runner:
     device = prepare_triton() if config.kernels == "triton" else torch.device("cpu")
+    block_bytes = KvStorage.block_bytes(
+        num_layers=file.config.num_layers,
+        block_size=config.block_size,
+        num_kv_heads=file.config.num_kv_heads,
+        head_size=file.config.head_size,
+    )
+    check_pool_fits(config.num_kv_blocks, block_bytes, device)
     storage = KvStorage(
         num_blocks=config.num_kv_blocks,
         num_layers=file.config.num_layers,

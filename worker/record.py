@@ -64,7 +64,8 @@ class Record:
         """What the next turn builds on."""
         return TurnBase(
             revision=self.session.revision,
-            is_log_empty=not self.session.token_ids,
+            num_tokens=self.session.num_tokens,
+            max_context_tokens=self.session.max_context_tokens,
             conversation=self.conversation,
             defaults=self.defaults,
         )

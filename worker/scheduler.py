@@ -8,7 +8,7 @@ by recompute: Kwon et al., PagedAttention, SOSP 2023; chunked prefill beside dec
 Agrawal et al., Sarathi-Serve, OSDI 2024.)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from worker.batch import Batch, DecodePlan, Row
 from worker.errors import Refused
@@ -71,13 +71,6 @@ class PagedSessionScheduler:
         self._sessions[session_id] = session
         return session
 
-    def get(self, session_id: str) -> Session:
-        """The open session of that id. Refused: SESSION_NOT_FOUND."""
-        try:
-            return self._sessions[session_id]
-        except KeyError:
-            raise Refused("SESSION_NOT_FOUND", "no session of this id", field="session_id") from None
-
     def close(self, session: Session) -> None:
         """Forget a session without a running turn and free its blocks."""
         if session.generation is not None:
@@ -107,31 +100,35 @@ class PagedSessionScheduler:
         generation.log_start = session.num_tokens
         generation.arrival = self._tick()
         session.token_ids.extend(generation.input_ids)
-        # The last token's logits start the turn, so at least that token is computed now.
-        session.num_computed = min(session.num_computed, session.num_tokens - 1)
         session.generation = generation
         self._running[session.session_id] = session
 
     def schedule(self) -> Batch:
         """Choose the rows of the next step and hold blocks for them.
 
-        Rows with one pending token come first, so that long inputs share what is left of
-        the budget and never stall a stream; among equals the earlier turn comes first.
+        Turns come in the order of arrival, for rows, tokens and blocks alike: a turn may take the
+        blocks of later ones, never of earlier ones, so the first can always go on and no turn waits
+        for ever. One token of the budget is kept for each later turn that has just one pending, so
+        that a long input takes what streams leave; what a stream waits beside it is bounded by the
+        time of `max_step_tokens`.
         """
-        rows: dict[str, Row] = {}
+        rows: list[Row] = []
         budget = self.max_step_tokens
-        for session, generation in self._in_order():
+        turns = self._turns()
+        streams = {session.session_id for session, _ in turns if session.num_pending == 1}
+        for session, generation in turns:
             if budget == 0 or len(rows) == self.max_step_rows:
                 break
-            # Only now: an earlier row may have preempted this session and dropped its KV.
-            count = min(session.num_pending, budget)
-            if not self._hold(session, session.num_computed + count, keep=rows.keys()):
-                break  # first come, first served: nobody later takes the blocks that this turn waits for
+            streams.discard(session.session_id)
+            # Only now: an earlier row may have taken this session's blocks, and all is pending again.
+            count = min(session.num_pending, max(budget - len(streams), 1))
+            if not self._hold(session, generation, session.num_computed + count):
+                continue
             if not generation.is_started:
                 self._start(session, generation)
-            rows[session.session_id] = self._row(session, count)
+            rows.append(self._row(session, count))
             budget -= count
-        return Batch(rows=tuple(rows.values()))
+        return Batch(rows=tuple(rows))
 
     def commit(self, batch: Batch, drawn: Sequence[int]) -> None:
         """Record a step that ran: KV of its rows is stored, drawn tokens join their logs.
@@ -166,9 +163,10 @@ class PagedSessionScheduler:
         session.last_active = self._tick()
         del self._running[session.session_id]
 
-    def _in_order(self) -> list[tuple[Session, Generation]]:
+    def _turns(self) -> list[tuple[Session, Generation]]:
+        """Running turns, the first to arrive first."""
         turns = [(session, session.generation) for session in self._running.values() if session.generation]
-        return sorted(turns, key=lambda turn: (turn[0].num_pending > 1, turn[1].arrival))
+        return sorted(turns, key=lambda turn: turn[1].arrival)
 
     def _row(self, session: Session, count: int) -> Row:
         end = session.num_computed + count
@@ -190,37 +188,28 @@ class PagedSessionScheduler:
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def _hold(self, session: Session, num_tokens: int, *, keep: Iterable[str]) -> bool:
+    def _hold(self, session: Session, generation: Generation, num_tokens: int) -> bool:
         """Make the session's table cover `num_tokens`; False, with nothing taken, if that can't be."""
         missing = self._blocks_for(num_tokens) - len(session.block_table)
         if missing <= 0:
             return True
-        victims = self._victims(session, keep)
-        if missing > self.pool.num_free + sum(len(victim.block_table) for victim in victims):
-            return False
-        for victim in victims:
-            if self.pool.num_free >= missing:
-                break
-            self._drop(victim)
+        if missing > self.pool.num_free:
+            victims = self._victims(generation)
+            if missing > self.pool.num_free + sum(len(victim.block_table) for victim in victims):
+                return False
+            for victim in victims:
+                if self.pool.num_free >= missing:
+                    break
+                self._drop(victim)
         session.block_table.extend(self.pool.allocate(missing))
         return True
 
-    def _victims(self, session: Session, keep: Iterable[str]) -> list[Session]:
-        """Whose blocks `session` may take: the longest idle sessions first, then later turns, tail first."""
-        arrival = session.generation.arrival if session.generation else self._clock
-        kept = set(keep)
+    def _victims(self, generation: Generation) -> list[Session]:
+        """Whose blocks a turn may take: the longest idle sessions first, then later turns, tail first."""
         idle = [other for other in self._sessions.values() if other.generation is None and other.block_table]
-        later = [
-            other
-            for other in self._running.values()
-            if other.generation
-            and other.generation.arrival > arrival
-            and other.block_table
-            and other.session_id not in kept
-        ]
         idle.sort(key=lambda other: other.last_active)
-        later.sort(key=lambda other: other.generation.arrival if other.generation else 0, reverse=True)
-        return idle + later
+        later = [other for other, turn in self._turns() if turn.arrival > generation.arrival]
+        return idle + [other for other in reversed(later) if other.block_table]
 
     def _drop(self, session: Session) -> None:
         """Free a session's KV; its log stays and is computed again when needed."""

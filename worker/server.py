@@ -30,6 +30,8 @@ ServerContext = grpc.aio.ServicerContext[Any, Any]
 # A session can move on while an input is tokenised only when turns of one session race; each
 # retry means that another turn was committed in between.
 _MAX_STALE_RETRIES = 8
+# Inputs tokenised at once: bounds the memory that long ones take, and leaves the cores to the steps.
+_MAX_TOKENISING = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._instance_id = secrets.token_hex(8)
         self._streams: dict[str, _Stream] = {}
         self._submits: set[asyncio.Task[worker_pb2.SubmitAccepted]] = set()
+        self._tokenising = asyncio.Semaphore(_MAX_TOKENISING)
         self._ring = ReportRing()
 
     def deliver(self, report: StepReport) -> None:
@@ -179,7 +182,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """
         task = asyncio.create_task(self._submit(request, received_ns=time.monotonic_ns()))
         self._submits.add(task)
-        task.add_done_callback(self._submits.discard)
+        task.add_done_callback(self._forget_submit)
         try:
             accepted = await asyncio.shield(task)
         except Refused as refused:
@@ -217,12 +220,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             raise Refused("FIELD_INVALID", "a generation id is new and not empty", field="generation_id")
         for _ in range(_MAX_STALE_RETRIES):
             base = self._engine.turn_base(request.session_id)
-            prepared = await asyncio.to_thread(
-                self._intake.prepare,
-                request.input if request.HasField("input") else None,
-                base.conversation,
-                is_log_empty=base.is_log_empty,
-            )
+            source = request.input if request.HasField("input") else None
+            async with self._tokenising:
+                prepared = await asyncio.to_thread(self._intake.prepare, source, base)
             sampling = _effective_sampling(request.sampling, base)
             # Known before the engine is: the turn's first events may come before the engine's answer.
             self._streams[generation_id] = _Stream(
@@ -241,6 +241,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                     input_token_ids=prepared.token_ids, sampling=sampling_to_wire(sampling)
                 )
         raise Refused("SESSION_BUSY", "other turns of this session kept coming first")
+
+    def _forget_submit(self, task: asyncio.Task[worker_pb2.SubmitAccepted]) -> None:
+        self._submits.discard(task)
+        if not task.cancelled():
+            task.exception()  # read, so that a refusal that nobody waits for any more is no error
 
     def _session(self, view: SessionView) -> session_pb2.Session:
         return session_to_wire(view, model=self._model.name, fingerprint=self._model.numerics_fingerprint)

@@ -63,7 +63,8 @@ class Session:
         plan: How its steps get their plan; may change at any token.
         max_context_tokens: A log of this length is full.
         token_ids: The log: committed tokens, then the running turn's.
-        num_computed: Tokens at the head of the log whose KV is stored.
+        num_computed: Tokens at the head of the log whose KV is stored; never the last one between two
+            turns, since a token is computed when something is to follow it.
         block_table: Physical block of each logical block of stored or scheduled KV.
         revision: Advances once per committed turn.
         generation: The running turn, if any.

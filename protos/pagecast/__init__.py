@@ -38,6 +38,7 @@ from pagecast.errors import (
     Unimplemented,
     WorkerLost,
 )
+from pagecast.options import GenerateOptions, SessionOptions
 from pagecast.values import Chunk, FinishReason, Message, PagedDecodePlan, Result
 
 PLAN_ONCE = PagedDecodePlan.PLAN_ONCE
@@ -60,6 +61,7 @@ __all__ = [
     "DeadlineExceeded",
     "FailedPrecondition",
     "FinishReason",
+    "GenerateOptions",
     "Generation",
     "GenerationNotFound",
     "Internal",
@@ -79,6 +81,7 @@ __all__ = [
     "SessionExpired",
     "SessionFailed",
     "SessionNotFound",
+    "SessionOptions",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",

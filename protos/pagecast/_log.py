@@ -30,6 +30,7 @@ class LogWriter:
     def __init__(self, stream: BinaryIO, *, queue_lines: int = QUEUE_LINES) -> None:
         self.num_dropped = 0
         self._num_dropped_told = 0
+        self._is_closed = False
         self._stream = stream
         self._lines: queue.Queue[bytes | None] = queue.Queue(queue_lines)
         # A daemon: a reader that never takes the last lines must not keep the process alive.
@@ -37,7 +38,10 @@ class LogWriter:
         self._thread.start()
 
     def write(self, line: bytes) -> None:
-        """Queue one line, without its newline; never waits."""
+        """Queue one line, without its newline; never waits. After `close`, writes it itself."""
+        if self._is_closed:
+            self._write(line)
+            return
         try:
             self._lines.put_nowait(line)
         except queue.Full:
@@ -53,6 +57,8 @@ class LogWriter:
         except queue.Full:
             return
         self._thread.join(CLOSE_TIMEOUT_S)
+        # Not where the thread still waits for the stream: the next to write would wait as well.
+        self._is_closed = not self._thread.is_alive()
 
     def __enter__(self) -> Self:
         return self

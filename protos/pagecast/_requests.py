@@ -1,8 +1,11 @@
-"""Builds the requests of both clients. Knows no channel, no call and no answer."""
+"""Builds the requests of both clients. Knows no channel, no call and no answer.
 
-from collections.abc import Mapping
-from typing import TypedDict
+What cannot be sent raises TypeError or ValueError that names the option, before anything is.
+"""
 
+from collections.abc import Mapping, Sequence
+
+from pagecast import _checks
 from pagecast.v1 import generation_pb2, session_pb2
 from pagecast.values import Message, PagedDecodePlan, TurnInput
 
@@ -19,51 +22,11 @@ _ROLES = {
     "user": session_pb2.ROLE_USER,
     "assistant": session_pb2.ROLE_ASSISTANT,
 }
+_INPUT = "a str, a sequence of int, a sequence of Message, or None"
 _PLANS = {
     PagedDecodePlan.PLAN_ONCE: session_pb2.PAGED_DECODE_PLAN_PLAN_ONCE,
     PagedDecodePlan.REPLAN: session_pb2.PAGED_DECODE_PLAN_REPLAN,
 }
-
-
-class SessionOptions(TypedDict, total=False):
-    """What `open_session` takes beside the model; an absent one leaves the server's default.
-
-    Attributes:
-        plan: How the decode step gets its plan.
-        max_context_tokens: The log's budget; a longer one ends CONTEXT_FULL.
-        temperature: Default of the session's turns; 0 is greedy.
-        seed: Default of the session's turns.
-        labels: Names and values to find the session by.
-    """
-
-    plan: PagedDecodePlan | None
-    max_context_tokens: int | None
-    temperature: float | None
-    seed: int | None
-    labels: Mapping[str, str] | None
-
-
-class GenerateOptions(TypedDict, total=False):
-    """What `generate` takes beside its input; an absent one takes the session's default.
-
-    Attributes:
-        raw: Append a str as it is. Otherwise it is one user message through the chat template.
-        max_tokens: At least 1; absent: up to the session's context.
-        temperature: 0 is greedy, at most 100.
-        seed: Same log and seed: same tokens.
-        expected_revision: Refuse with `RevisionMismatch` where the session has another one.
-        keep_partial: A cancel, disconnect or deadline commits the input and the tokens so far.
-            Otherwise the turn never happened.
-        token_timing: Fill `Chunk.timings`.
-    """
-
-    raw: bool
-    max_tokens: int | None
-    temperature: float | None
-    seed: int | None
-    expected_revision: int | None
-    keep_partial: bool
-    token_timing: bool
 
 
 def open_session(
@@ -75,14 +38,24 @@ def open_session(
     seed: int | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> session_pb2.OpenSessionRequest:
-    """A request from `SessionOptions`. Raises ValueError where `plan` is no PagedDecodePlan."""
+    """A request from `SessionOptions`."""
     return session_pb2.OpenSessionRequest(
-        model=model,
+        model=_checks.text("model", model),
         decode_plan=_plan(plan),
-        max_context_tokens=max_context_tokens,
+        max_context_tokens=_checks.optional_whole("max_context_tokens", max_context_tokens, 32),
         default_sampling=_sampling(temperature, seed),
-        labels=labels,
+        labels=_checks.labels("labels", labels),
     )
+
+
+def get_session(session_id: str) -> session_pb2.GetSessionRequest:
+    """A request that reads a session."""
+    return session_pb2.GetSessionRequest(session_id=_checks.text("session_id", session_id))
+
+
+def close_session(session_id: str) -> session_pb2.CloseSessionRequest:
+    """A request that ends a session."""
+    return session_pb2.CloseSessionRequest(session_id=_checks.text("session_id", session_id))
 
 
 def update_session(
@@ -91,15 +64,21 @@ def update_session(
     labels: Mapping[str, str] | None,
     expected_revision: int | None,
 ) -> session_pb2.UpdateSessionRequest:
-    """A request that changes what is not None. Raises ValueError where `plan` is no PagedDecodePlan."""
+    """A request that changes what is not None."""
     return session_pb2.UpdateSessionRequest(
-        session_id=session_id, decode_plan=_plan(plan), labels=labels, expected_revision=expected_revision
+        session_id=_checks.text("session_id", session_id),
+        decode_plan=_plan(plan),
+        labels=_checks.labels("labels", labels),
+        expected_revision=_checks.optional_whole("expected_revision", expected_revision, 64),
     )
 
 
 def cancel_generation(session_id: str, generation_id: str) -> generation_pb2.CancelGenerationRequest:
     """A request that ends a generation."""
-    return generation_pb2.CancelGenerationRequest(session_id=session_id, generation_id=generation_id)
+    return generation_pb2.CancelGenerationRequest(
+        session_id=_checks.text("session_id", session_id),
+        generation_id=_checks.text("generation_id", generation_id),
+    )
 
 
 def generate(
@@ -114,17 +93,19 @@ def generate(
     keep_partial: bool = False,
     token_timing: bool = False,
 ) -> generation_pb2.GenerateRequest:
-    """A request from `GenerateOptions`. Raises TypeError or ValueError where `turn_input` does."""
-    keep = generation_pb2.CANCEL_POLICY_KEEP_PARTIAL if keep_partial else None
-    stopping = None if max_tokens is None else generation_pb2.StoppingCriteria(max_tokens=max_tokens)
+    """A request from `GenerateOptions`."""
+    keep = _checks.flag("keep_partial", keep_partial)
+    limit = _checks.optional_whole("max_tokens", max_tokens, 32)
     return generation_pb2.GenerateRequest(
-        session_id=session_id,
-        expected_revision=expected_revision,
-        input=turn_input(content, raw=raw),
+        session_id=_checks.text("session_id", session_id),
+        expected_revision=_checks.optional_whole("expected_revision", expected_revision, 64),
+        input=turn_input(content, raw=_checks.flag("raw", raw)),
         sampling=_sampling(temperature, seed),
-        stopping=stopping,
-        response=generation_pb2.ResponseOptions(token_timing=token_timing, input_token_ids=True),
-        cancel_policy=keep,
+        stopping=None if limit is None else generation_pb2.StoppingCriteria(max_tokens=limit),
+        response=generation_pb2.ResponseOptions(
+            token_timing=_checks.flag("token_timing", token_timing), input_token_ids=True
+        ),
+        cancel_policy=generation_pb2.CANCEL_POLICY_KEEP_PARTIAL if keep else None,
     )
 
 
@@ -133,7 +114,8 @@ def turn_input(content: TurnInput, *, raw: bool) -> session_pb2.Input | None:
 
     Raises:
         TypeError: `content` is none of `TurnInput`, or `raw` without a str.
-        ValueError: An empty list, whose kind cannot be told; an unknown role; an id below 0 or over 2**32-1.
+        ValueError: An empty sequence, whose kind cannot be told; an unknown role; an id that is not
+            from 0 to 2**32-1; text that UTF-8 cannot spell.
     """
     if raw and not isinstance(content, str):
         raise TypeError(f"raw: only a str can be raw, not {type(content).__name__}")
@@ -141,33 +123,51 @@ def turn_input(content: TurnInput, *, raw: bool) -> session_pb2.Input | None:
         return None
     if isinstance(content, str):
         if raw:
-            return session_pb2.Input(text=content)
+            return session_pb2.Input(text=_checks.text("input", content))
         content = (Message("user", content),)
-    items = list(content)
-    if not items:
-        raise ValueError("input: an empty list is neither token ids nor messages")
-    messages = [_message(item) for item in items if isinstance(item, Message)]
-    if len(messages) == len(items):
+    # Bytes are sequences of int, and never meant as token ids; sets and generators have no order or length.
+    if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray | memoryview):
+        raise TypeError(f"input: expected {_INPUT}, got {type(content).__name__}")
+    if not content:
+        raise ValueError("input: an empty sequence is neither token ids nor messages")
+    if isinstance(content[0], Message):
+        messages = [_message(f"input[{position}]", item) for position, item in enumerate(content)]
         return session_pb2.Input(messages=session_pb2.Messages(messages=messages))
-    ids = [item for item in items if isinstance(item, int)]
-    if len(ids) != len(items):
-        raise TypeError("input: expected a str, a list of int or a list of Message")
-    if min(ids) < 0 or max(ids) >= 2**32:
-        raise ValueError("input: token ids are 0 to 2**32-1")
+    ids = [_token_id(position, item) for position, item in enumerate(content)]
     return session_pb2.Input(token_ids=session_pb2.TokenIds(ids=ids))
 
 
+def _token_id(position: int, item: object) -> int:
+    if type(item) is int and 0 <= item < 1 << 32:  # as almost all are, and there may be many
+        return item
+    try:
+        return _checks.whole(f"input[{position}]", item, 32)
+    except TypeError as error:
+        raise TypeError(f"input: expected {_INPUT}; item {position} is {type(item).__name__}") from error
+
+
+def _message(name: str, message: object) -> session_pb2.Message:
+    if not isinstance(message, Message):
+        raise TypeError(f"input: expected {_INPUT}; {name} is {type(message).__name__}")
+    role = _checks.text(f"{name}.role", message.role)
+    if role not in _ROLES:
+        raise ValueError(f"{name}.role: {role!r} is none of {', '.join(_ROLES)}")
+    return session_pb2.Message(role=_ROLES[role], content=_checks.text(f"{name}.content", message.content))
+
+
 def _plan(plan: PagedDecodePlan | None) -> session_pb2.PagedDecodePlan | None:
-    return None if plan is None else _PLANS[PagedDecodePlan(plan)]
-
-
-def _message(message: Message) -> session_pb2.Message:
-    if message.role not in _ROLES:
-        raise ValueError(f"input: role {message.role!r} is none of {', '.join(_ROLES)}")
-    return session_pb2.Message(role=_ROLES[message.role], content=message.content)
+    if plan is None:
+        return None
+    try:
+        return _PLANS[PagedDecodePlan(plan)]
+    except ValueError as error:
+        raise ValueError(f"plan: expected a PagedDecodePlan, got {plan!r}") from error
 
 
 def _sampling(temperature: float | None, seed: int | None) -> session_pb2.SamplingParams | None:
     if temperature is None and seed is None:
         return None
-    return session_pb2.SamplingParams(temperature=temperature, seed=seed)
+    return session_pb2.SamplingParams(
+        temperature=_checks.optional_real("temperature", temperature),
+        seed=_checks.optional_whole("seed", seed, 64),
+    )

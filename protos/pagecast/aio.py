@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from pagecast import _requests, errors
+from pagecast import _checks, _requests, errors
 from pagecast._turn import Turn
+from pagecast.options import GenerateOptions, SessionOptions
 from pagecast.v1 import (
     generation_pb2,
     generation_pb2_grpc,
@@ -37,9 +39,18 @@ class AsyncClient:
         self._connection = _Connection(target, timeout_s)
 
     async def open_session(
-        self, model: str, *, timeout_s: float | None = None, **options: Unpack[_requests.SessionOptions]
+        self, model: str, *, timeout_s: float | None = None, **options: Unpack[SessionOptions]
     ) -> "AsyncClientSession":
-        """Open a session on a served model; `SessionOptions` says what else can be set."""
+        """Open a session on a served model.
+
+        Args:
+            model: One of the names that `models` lists.
+            timeout_s: Deadline of the call in seconds; None: the client's.
+            **options: `pagecast.SessionOptions` says what else can be set.
+
+        Raises:
+            TypeError, ValueError: An option cannot be sent; nothing was.
+        """
         request = _requests.open_session(model, **options)
         opened = await self._connection.call(self._connection.sessions.OpenSession, request, timeout_s)
         return self.session(opened.session.session_id)
@@ -76,7 +87,7 @@ class AsyncClientSession:
         content: TurnInput,
         *,
         timeout_s: float | None = None,
-        **options: Unpack[_requests.GenerateOptions],
+        **options: Unpack[GenerateOptions],
     ) -> "AsyncGeneration":
         """Send one turn; see `ClientSession.generate`. Needs a running event loop."""
         request = _requests.generate(self.session_id, content, **options)
@@ -89,7 +100,7 @@ class AsyncClientSession:
 
     async def get(self, *, timeout_s: float | None = None) -> session_pb2.Session:
         """The session as the server sees it now."""
-        request = session_pb2.GetSessionRequest(session_id=self.session_id)
+        request = _requests.get_session(self.session_id)
         return (await self._connection.call(self._connection.sessions.GetSession, request, timeout_s)).session
 
     async def update(
@@ -107,7 +118,7 @@ class AsyncClientSession:
 
     async def close(self, *, timeout_s: float | None = None) -> session_pb2.Session:
         """End the session and what runs in it; closing twice is no error."""
-        request = session_pb2.CloseSessionRequest(session_id=self.session_id)
+        request = _requests.close_session(self.session_id)
         method = self._connection.sessions.CloseSession
         return (await self._connection.call(method, request, timeout_s)).session
 
@@ -121,15 +132,21 @@ class AsyncClientSession:
 
 
 class AsyncGeneration(AsyncIterator[Chunk]):
-    """One turn's tokens, as chunks in the order of arrival; leaving it as a context manager cancels it."""
+    """One turn's tokens, as chunks in the order of arrival.
+
+    Leaving it as a context manager cancels it, and so does dropping the last reference to it.
+    """
 
     def __init__(
         self, connection: "_Connection", request: generation_pb2.GenerateRequest, timeout_s: float | None
     ) -> None:
         self._turn = Turn()
+        self._timeout_s = _checks.timeout_s(timeout_s)
         self._cancelled = False
-        self._call = connection.generations.Generate(request, timeout=timeout_s)
-        self._responses = aiter(self._call)
+        loop = asyncio.get_running_loop()
+        self._call = connection.generations.Generate(request, timeout=self._timeout_s)
+        # gRPC keeps a call until it has ended, so that nobody else would end one that is dropped.
+        weakref.finalize(self, _cancel_dropped, loop, self._call).atexit = False
 
     @property
     def generation_id(self) -> str | None:
@@ -143,13 +160,13 @@ class AsyncGeneration(AsyncIterator[Chunk]):
 
     async def __anext__(self) -> Chunk:
         try:
-            async for response in self._responses:
+            while isinstance(response := await self._call.read(), generation_pb2.GenerateResponse):
                 chunk = self._turn.fold(response)
                 if chunk is not None:
                     return chunk
             self._turn.check_ended()
         except grpc.RpcError as error:
-            raise errors.decode(error) from error
+            raise errors.decode(error, self._timeout_s) from error
         except errors.BrokenStream:
             self.cancel()
             raise
@@ -158,7 +175,7 @@ class AsyncGeneration(AsyncIterator[Chunk]):
             task = asyncio.current_task()
             if not self._cancelled or (task is not None and task.cancelling()):
                 raise
-            raise errors.Cancelled("cancelled by this client", code=grpc.StatusCode.CANCELLED) from None
+            raise errors.cancelled() from None
         raise StopAsyncIteration
 
     async def wait(self) -> Result:
@@ -178,15 +195,24 @@ class AsyncGeneration(AsyncIterator[Chunk]):
         self.cancel()
 
 
+def _cancel_dropped(loop: asyncio.AbstractEventLoop, call: grpc.aio.Call) -> None:
+    """Cancel a call that nobody reads any more; any thread may be collecting garbage."""
+    if not call.done():
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the call ended with it
+            loop.call_soon_threadsafe(call.cancel)
+
+
 class _Connection:
     """A channel and its stubs, shared by a client and its sessions."""
 
     def __init__(self, target: str, timeout_s: float) -> None:
-        self.channel = grpc.aio.insecure_channel(target, options=_requests.CHANNEL_OPTIONS)
+        self.channel = grpc.aio.insecure_channel(
+            _checks.text("target", target), options=_requests.CHANNEL_OPTIONS
+        )
         self.sessions = session_pb2_grpc.SessionServiceStub(self.channel)
         self.generations = generation_pb2_grpc.GenerationServiceStub(self.channel)
         self.models = model_pb2_grpc.ModelServiceStub(self.channel)
-        self._timeout_s = timeout_s
+        self._timeout_s = _checks.timeout_s(timeout_s)
 
     async def call(
         self,
@@ -195,7 +221,8 @@ class _Connection:
         timeout_s: float | None,
     ) -> _Answer:
         """Make one call within `timeout_s`, or the client's own deadline."""
+        deadline_s = self._timeout_s if timeout_s is None else _checks.timeout_s(timeout_s)
         try:
-            return await method(request, timeout=self._timeout_s if timeout_s is None else timeout_s)
+            return await method(request, timeout=deadline_s)
         except grpc.RpcError as error:
-            raise errors.decode(error) from error
+            raise errors.decode(error, deadline_s) from error

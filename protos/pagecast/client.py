@@ -6,8 +6,9 @@ from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from pagecast import _requests, errors
+from pagecast import _checks, _requests, errors
 from pagecast._turn import Turn
+from pagecast.options import GenerateOptions, SessionOptions
 from pagecast.v1 import (
     generation_pb2,
     generation_pb2_grpc,
@@ -36,9 +37,18 @@ class Client:
         self._connection = _Connection(target, timeout_s)
 
     def open_session(
-        self, model: str, *, timeout_s: float | None = None, **options: Unpack[_requests.SessionOptions]
+        self, model: str, *, timeout_s: float | None = None, **options: Unpack[SessionOptions]
     ) -> "ClientSession":
-        """Open a session on a served model; `SessionOptions` says what else can be set."""
+        """Open a session on a served model.
+
+        Args:
+            model: One of the names that `models` lists.
+            timeout_s: Deadline of the call in seconds; None: the client's.
+            **options: `pagecast.SessionOptions` says what else can be set.
+
+        Raises:
+            TypeError, ValueError: An option cannot be sent; nothing was.
+        """
         request = _requests.open_session(model, **options)
         opened = self._connection.call(self._connection.sessions.OpenSession, request, timeout_s)
         return self.session(opened.session.session_id)
@@ -75,7 +85,7 @@ class ClientSession:
         content: TurnInput,
         *,
         timeout_s: float | None = None,
-        **options: Unpack[_requests.GenerateOptions],
+        **options: Unpack[GenerateOptions],
     ) -> "Generation":
         """Send one turn; its tokens are read, and its errors raised, by iterating over what is returned.
 
@@ -83,7 +93,7 @@ class ClientSession:
             content: A str is one user message through the model's chat template, or plain text with
                 `raw`; token ids and messages are appended as such; None continues the log.
             timeout_s: Deadline of the whole generation in seconds; None: none.
-            **options: `GenerateOptions`.
+            **options: `pagecast.GenerateOptions` says what else can be set.
 
         Raises:
             TypeError, ValueError: The input or an option cannot be sent; nothing was.
@@ -98,7 +108,7 @@ class ClientSession:
 
     def get(self, *, timeout_s: float | None = None) -> session_pb2.Session:
         """The session as the server sees it now."""
-        request = session_pb2.GetSessionRequest(session_id=self.session_id)
+        request = _requests.get_session(self.session_id)
         return self._connection.call(self._connection.sessions.GetSession, request, timeout_s).session
 
     def update(
@@ -115,7 +125,7 @@ class ClientSession:
 
     def close(self, *, timeout_s: float | None = None) -> session_pb2.Session:
         """End the session and what runs in it; closing twice is no error."""
-        request = session_pb2.CloseSessionRequest(session_id=self.session_id)
+        request = _requests.close_session(self.session_id)
         return self._connection.call(self._connection.sessions.CloseSession, request, timeout_s).session
 
     def __enter__(self) -> Self:
@@ -128,13 +138,17 @@ class ClientSession:
 
 
 class Generation(Iterator[Chunk]):
-    """One turn's tokens, as chunks in the order of arrival; leaving it as a context manager cancels it."""
+    """One turn's tokens, as chunks in the order of arrival.
+
+    Leaving it as a context manager cancels it, and so does dropping the last reference to it.
+    """
 
     def __init__(
         self, connection: "_Connection", request: generation_pb2.GenerateRequest, timeout_s: float | None
     ) -> None:
         self._turn = Turn()
-        self._call = connection.generations.Generate(request, timeout=timeout_s)
+        self._timeout_s = _checks.timeout_s(timeout_s)
+        self._call = connection.generations.Generate(request, timeout=self._timeout_s)
 
     @property
     def generation_id(self) -> str | None:
@@ -154,7 +168,7 @@ class Generation(Iterator[Chunk]):
                     return chunk
             self._turn.check_ended()
         except grpc.RpcError as error:
-            raise errors.decode(error) from error
+            raise errors.decode(error, self._timeout_s) from error
         except errors.BrokenStream:
             self.cancel()
             raise
@@ -181,11 +195,13 @@ class _Connection:
     """A channel and its stubs, shared by a client and its sessions."""
 
     def __init__(self, target: str, timeout_s: float) -> None:
-        self.channel = grpc.insecure_channel(target, options=_requests.CHANNEL_OPTIONS)
+        self.channel = grpc.insecure_channel(
+            _checks.text("target", target), options=_requests.CHANNEL_OPTIONS
+        )
         self.sessions = session_pb2_grpc.SessionServiceStub(self.channel)
         self.generations = generation_pb2_grpc.GenerationServiceStub(self.channel)
         self.models = model_pb2_grpc.ModelServiceStub(self.channel)
-        self._timeout_s = timeout_s
+        self._timeout_s = _checks.timeout_s(timeout_s)
 
     def call(
         self,
@@ -194,7 +210,8 @@ class _Connection:
         timeout_s: float | None,
     ) -> _Answer:
         """Make one call within `timeout_s`, or the client's own deadline."""
+        deadline_s = self._timeout_s if timeout_s is None else _checks.timeout_s(timeout_s)
         try:
-            return method(request, timeout=self._timeout_s if timeout_s is None else timeout_s)
+            return method(request, timeout=deadline_s)
         except grpc.RpcError as error:
-            raise errors.decode(error) from error
+            raise errors.decode(error, deadline_s) from error

@@ -211,17 +211,32 @@ _BY_REASON: Mapping[str, type[PagecastError]] = {
 }
 
 
-def decode(call: _Call) -> PagecastError:
-    """The exception for a failed call: from its `google.rpc` details, or its bare status without them."""
+def decode(call: _Call, timeout_s: float | None = None) -> PagecastError:
+    """The exception for a failed call: from its `google.rpc` details, or its bare status without them.
+
+    Args:
+        call: The call that failed.
+        timeout_s: The deadline that it had, in seconds; None: none or not known.
+    """
     code, message = call.code(), call.details() or ""
     info, violations = _details(call)
     reason = info.reason
+    if not reason:  # the transport's own words tell how it works, not what happened
+        if code is grpc.StatusCode.CANCELLED:
+            return cancelled()
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            message = f"the deadline{'' if timeout_s is None else f' of {timeout_s:g} s'} passed"
     field = violations.field_violations[0].field if violations.field_violations else info.metadata["field"]
     kind = _BY_CODE.get(code, PagecastError)
     by_reason = _BY_REASON.get(reason, kind)
     # A reason refines its own status only: `except Unavailable` must catch every UNAVAILABLE.
     kind = by_reason if issubclass(by_reason, kind) else kind
     return kind(message, code=code, reason=reason, field=field, metadata=dict(info.metadata))
+
+
+def cancelled() -> Cancelled:
+    """The exception for a call that was cancelled on this side."""
+    return Cancelled("the call was cancelled", code=grpc.StatusCode.CANCELLED)
 
 
 def _details(call: _Call) -> tuple[error_details_pb2.ErrorInfo, error_details_pb2.BadRequest]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from service.config import ServeSettings
+from service.config import ServeSettings, worker_environment
 from service.errors import StartError
 
 # Of sockaddr_un, less the closing NUL.
@@ -51,6 +51,7 @@ class LocalPool:
                 pool._processes[address] = subprocess.Popen(
                     worker_command(settings, address, read_end),
                     stdin=subprocess.DEVNULL,
+                    env=worker_environment(),
                     pass_fds=(read_end,),
                     # A group of their own: a terminal's Ctrl-C reaches the gateway, which ends them in order.
                     process_group=0,

@@ -40,7 +40,7 @@ class GenerationRecord:
                 self._usage = response.finished.usage
 
     def log(self, log: FilteringBoundLogger, status: str) -> None:
-        """Write the event; `status` is the gRPC status that ended a stream that did not finish."""
+        """Write the event; `status` is the gRPC status that the call ended with."""
         stats = self._finished.plan_stats if self._finished is not None else None
         log.info(
             "generation",
@@ -52,7 +52,8 @@ class GenerationRecord:
             input_tokens=self._usage.input_tokens if self._usage is not None else None,
             cached_tokens=self._usage.cached_tokens if self._usage is not None else None,
             output_tokens=self._num_tokens,
-            finish_reason=self._finish_reason() or status,
+            status=status,
+            finish_reason=self._finish_reason(),
             plan_builds=stats.builds if stats is not None else None,
             plan_reuses=stats.reuses if stats is not None else None,
             plan_replans=stats.replans if stats is not None else None,
@@ -73,7 +74,7 @@ class GenerationRecord:
             return None
         return (self._last_token_ns - self._first_token_ns) // (self._num_tokens - 1)
 
-    def _finish_reason(self) -> str:
+    def _finish_reason(self) -> str | None:
         if self._finished is None:
-            return ""
+            return None
         return generation_pb2.FinishReason.Name(self._finished.finish_reason).removeprefix(_PREFIX)

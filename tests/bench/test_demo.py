@@ -59,7 +59,7 @@ def test_a_failing_call_is_one_line() -> None:
     with FakeServer() as server:
         server.models = []
         result = demo(server)
-    assert (result.exit_code, result.stderr) == (1, "error: MODEL_NOT_FOUND: the server serves no model\n")
+    assert (result.exit_code, result.stderr) == (1, "error: NO_WORKER: no worker is there\n")
 
 
 def fake_command(monkeypatch: pytest.MonkeyPatch, program: str) -> list[subprocess.Popen[bytes]]:

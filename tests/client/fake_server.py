@@ -58,7 +58,9 @@ class FakeServer(
         self.requests: list[Any] = []
         self.refusals: dict[str, Refusal] = {}  # by RPC name
         self.script: list[generation.GenerateResponse] | None = None
+        self.sampling = session.SamplingParams(temperature=0.0, seed=7)
         self.hold_after: int | None = None  # tokens, then wait for a cancel from either side
+        self.fail_after: int | None = None  # tokens, then WORKER_LOST
         self.first_token_delay_s = 0.0
         self.ended = threading.Event()  # the last Generate has left its handler
         self.log: dict[str, list[int]] = {}
@@ -153,7 +155,7 @@ class FakeServer(
         yield generation.GenerateResponse(
             started=generation.GenerationStarted(
                 generation_id=generation_id,
-                sampling=session.SamplingParams(temperature=0.0, seed=7),
+                sampling=self.sampling,
                 usage=usage,
                 input_token_ids=ids if request.response.input_token_ids else (),
             )
@@ -165,6 +167,8 @@ class FakeServer(
             if index == self.hold_after:
                 while not (left.is_set() or cancelled.wait(0.01)):
                     pass
+            if index == self.fail_after:
+                Refusal(grpc.StatusCode.UNAVAILABLE, "WORKER_LOST").abort(context)
             if left.is_set():
                 return
             if cancelled.is_set():

@@ -6,6 +6,7 @@ import pytest
 
 import pagecast
 from pagecast.v1 import session_pb2
+from pagecast.v1.generation_pb2 import GenerateRequest
 from tests.client.fake_server import FakeServer
 
 
@@ -41,7 +42,7 @@ async def test_own_cancel_raises_cancelled_and_reaches_the_server(fake: FakeServ
         generation = (await client.open_session("tiny")).generate("abc")
         assert (await anext(generation)).text == "a"
         generation.cancel()
-        with pytest.raises(pagecast.Cancelled):
+        with pytest.raises(pagecast.Cancelled, match=r"^CANCELLED: the call was cancelled$"):
             await anext(generation)
         assert await asyncio.to_thread(fake.ended.wait, 5)
 
@@ -84,6 +85,48 @@ async def test_leaving_a_generation_cancels_it(fake: FakeServer) -> None:
         assert await asyncio.to_thread(fake.ended.wait, 5)
 
 
+async def test_dropping_a_generation_cancels_it(fake: FakeServer) -> None:
+    fake.hold_after = 1
+    async with pagecast.AsyncClient(fake.target) as client:
+        session = await client.open_session("tiny")
+        async for _ in session.generate("abc"):
+            break
+        assert await asyncio.to_thread(fake.ended.wait, 5)
+        unread = session.generate("abc")
+        await asyncio.sleep(0.2)
+        assert sum(isinstance(request, GenerateRequest) for request in fake.requests) == 2
+        assert not fake.ended.is_set()
+        del unread
+        assert await asyncio.to_thread(fake.ended.wait, 5)
+
+
+def test_a_generation_may_outlive_its_loop(fake: FakeServer) -> None:
+    fake.hold_after = 1
+
+    async def leave() -> pagecast.AsyncGeneration:
+        async with pagecast.AsyncClient(fake.target) as client:
+            generation = (await client.open_session("tiny")).generate("abc")
+            await anext(generation)
+            return generation
+
+    generation = asyncio.run(leave())
+    del generation  # an exception in the finaliser would fail the test
+    assert fake.ended.wait(5)
+
+
+async def test_what_came_before_a_failure_is_read_first(fake: FakeServer) -> None:
+    fake.fail_after = 3
+    async with pagecast.AsyncClient(fake.target) as client:
+        generation = (await client.open_session("tiny")).generate("abcdef")
+        seen = [(await anext(generation)).text]
+        assert await asyncio.to_thread(fake.ended.wait, 5)
+        await asyncio.sleep(0.2)  # all of it has arrived
+        seen += [(await anext(generation)).text for _ in range(2)]
+        assert seen == ["a", "b", "c"]
+        with pytest.raises(pagecast.WorkerLost):
+            await anext(generation)
+
+
 async def test_cancel_from_outside_ends_the_stream_ok(fake: FakeServer) -> None:
     fake.hold_after = 1
     async with pagecast.AsyncClient(fake.target) as client:
@@ -104,5 +147,5 @@ async def test_errors_and_deadlines(fake: FakeServer) -> None:
         with pytest.raises(pagecast.SessionNotFound):
             await client.session("ses_x").generate("a").wait()
         session = await client.open_session("tiny")
-        with pytest.raises(pagecast.DeadlineExceeded):
+        with pytest.raises(pagecast.DeadlineExceeded, match=r"the deadline of 0\.2 s passed"):
             await session.generate("abc", timeout_s=0.2).wait()

@@ -80,7 +80,7 @@ def test_cancel_ends_the_call_at_once(fake: FakeServer) -> None:
         generation = client.open_session("tiny").generate("abc")
         assert next(generation).text == "a"
         generation.cancel()
-        with pytest.raises(pagecast.Cancelled):
+        with pytest.raises(pagecast.Cancelled, match=r"^CANCELLED: the call was cancelled$"):
             next(generation)
         assert fake.ended.wait(5)
 
@@ -90,6 +90,15 @@ def test_leaving_a_generation_cancels_it(fake: FakeServer) -> None:
     with pagecast.Client(fake.target) as client:
         with client.open_session("tiny").generate("abc") as generation:
             next(generation)
+        assert fake.ended.wait(5)
+
+
+def test_dropping_a_generation_cancels_it(fake: FakeServer) -> None:
+    fake.hold_after = 1
+    with pagecast.Client(fake.target) as client:
+        session = client.open_session("tiny")
+        for _ in session.generate("abc"):
+            break
         assert fake.ended.wait(5)
 
 
@@ -120,7 +129,7 @@ def test_deadline_of_a_generation(fake: FakeServer) -> None:
         with pytest.raises(pagecast.DeadlineExceeded) as caught:
             session.generate("abc", timeout_s=0.3).wait()
         assert 0.2 < time.monotonic() - sent < 3
-        assert caught.value.reason == "DEADLINE_EXCEEDED"
+        assert str(caught.value) == "DEADLINE_EXCEEDED: the deadline of 0.3 s passed"
         assert fake.ended.wait(5)
 
 

@@ -65,6 +65,34 @@ def test_a_bare_status_is_its_own_reason(fake: FakeServer) -> None:
     assert (caught.value.reason, caught.value.field) == ("RESOURCE_EXHAUSTED", "")
 
 
+def test_a_deadline_is_told_in_our_words_unless_the_server_has_better_ones(fake: FakeServer) -> None:
+    fake.refusals["ListModels"] = Refusal(STATUS.DEADLINE_EXCEEDED, message="Stream removed")
+    with pagecast.Client(fake.target, timeout_s=20) as client:
+        for timeout_s, seconds in ((None, "20"), (7.5, "7.5")):
+            with pytest.raises(pagecast.DeadlineExceeded, match=f"the deadline of {seconds} s passed"):
+                client.models(timeout_s=timeout_s)
+        fake.refusals["OpenSession"] = Refusal(STATUS.DEADLINE_EXCEEDED, "QUEUE_TIMEOUT", "waited 3 s")
+        with pytest.raises(pagecast.DeadlineExceeded, match=r"^QUEUE_TIMEOUT: waited 3 s$"):
+            client.open_session("tiny")
+        fake.refusals["OpenSession"] = Refusal(STATUS.CANCELLED, message="RST_STREAM")
+        with pytest.raises(pagecast.Cancelled, match=r"^CANCELLED: the call was cancelled$"):
+            client.open_session("tiny")
+
+
+def test_a_deadline_that_is_not_known_is_told_without_its_length() -> None:
+    class Call:
+        def code(self) -> grpc.StatusCode:
+            return STATUS.DEADLINE_EXCEEDED
+
+        def details(self) -> str:
+            return "Deadline Exceeded"
+
+        def trailing_metadata(self) -> None:
+            return None
+
+    assert str(errors.decode(Call())) == "DEADLINE_EXCEEDED: the deadline passed"
+
+
 @pytest.mark.parametrize("payload", [b"\xff\xff", b"\x08\x05\x12\x05other"])
 def test_unreadable_or_foreign_details_leave_the_status(payload: bytes) -> None:
     class Call:

@@ -1,5 +1,6 @@
 """Sessions and turns of a small model, through a real gateway and a real worker."""
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -67,9 +68,9 @@ def test_both_plans_yield_the_same_tokens_and_count_differently(client: pagecast
 
 def test_the_plan_can_change_in_the_middle_of_a_stream(client: pagecast.Client) -> None:
     with _open(client) as session, _open(client) as other:
-        alone = session.generate([5, 6, 7], max_tokens=60, temperature=1.0, seed=2).wait()
+        alone = session.generate([5, 6, 7], max_tokens=400, temperature=1.0, seed=2).wait()
         actions = []
-        stream = other.generate([5, 6, 7], max_tokens=60, temperature=1.0, seed=2, token_timing=True)
+        stream = other.generate([5, 6, 7], max_tokens=400, temperature=1.0, seed=2, token_timing=True)
         for number, chunk in enumerate(stream):
             actions += [timing.plan_action for timing in chunk.timings]
             if number == 5:
@@ -134,7 +135,7 @@ def test_s01_s32_a_client_killed_in_mid_stream_leaves_nothing_behind(
             session.generate([8], max_tokens=9).wait().token_ids
             == undisturbed.generate([8], max_tokens=9).wait().token_ids
         )
-        tiny_server.wait_for_event("generation", session_id=session.session_id, finish_reason="CANCELLED")
+        tiny_server.wait_for_event("generation", session_id=session.session_id, status="CANCELLED")
 
 
 def test_s02_a_deadline_stops_the_turn_in_the_worker(client: pagecast.Client) -> None:
@@ -162,7 +163,9 @@ def test_a_cancel_by_another_call_ends_the_stream_ok(client: pagecast.Client) ->
 
 
 def test_what_was_kept_of_a_cancelled_turn_can_be_continued(client: pagecast.Client) -> None:
-    with _open(client) as session, _open(client) as whole:
+    """With a seed: each draw belongs to its position in the log, not to the call that made it."""
+    sampling = {"temperature": 1.0, "seed": 7}
+    with _open(client, **sampling) as session, _open(client, **sampling) as whole:
         stream = session.generate([7] * 20, max_tokens=LONG, keep_partial=True)
         for _ in range(3):
             next(stream)
@@ -171,7 +174,21 @@ def test_what_was_kept_of_a_cancelled_turn_can_be_continued(client: pagecast.Cli
         kept = stream.wait()
         rest = session.generate(None, max_tokens=10).wait()
         count = len(kept.token_ids) + 10
-        assert kept.token_ids + rest.token_ids == whole.generate([7] * 20, max_tokens=count).wait().token_ids
+        expected = whole.generate([7] * 20, max_tokens=count).wait().token_ids
+        assert kept.token_ids + rest.token_ids == expected
+        assert len(set(expected)) > 5
+
+
+def test_labels_are_added_and_revisions_are_checked(client: pagecast.Client) -> None:
+    with _open(client, labels={"a": "1", "b": "2"}) as session:
+        session.update(labels={"b": "3", "c": "4"})
+        assert dict(session.get().labels) == {"a": "1", "b": "3", "c": "4"}
+        with pytest.raises(pagecast.RevisionMismatch):
+            session.generate("x", max_tokens=1, expected_revision=1).wait()
+        assert session.generate("x", max_tokens=1, expected_revision=0).wait().revision == 1
+        with pytest.raises(pagecast.InvalidArgument) as refused:
+            session.update(labels={f"label {number}": "" for number in range(62)})
+        assert refused.value.field == "labels"
 
 
 def test_s04_a_second_turn_is_refused_and_changes_nothing(client: pagecast.Client) -> None:
@@ -201,6 +218,7 @@ def test_a_full_context_is_a_normal_end(client: pagecast.Client) -> None:
         ("", {"raw": True}, "INPUT_EMPTY", "input.text"),
         ([1, 2, 99999], {}, "FIELD_OUT_OF_RANGE", "input.token_ids.ids"),
         ("\x00" * 5000, {"raw": True}, "PROMPT_TOO_LONG", "input"),
+        ("x" * 3_000_000, {}, "PROMPT_TOO_LONG", "input"),
         ("a", {"max_tokens": 0}, "FIELD_OUT_OF_RANGE", "stopping.max_tokens"),
         ("a", {"temperature": float("nan")}, "FIELD_OUT_OF_RANGE", "sampling.temperature"),
         ("a", {"temperature": -1.0}, "FIELD_OUT_OF_RANGE", "sampling.temperature"),
@@ -223,6 +241,17 @@ def test_chat_and_raw_input_do_not_mix(client: pagecast.Client) -> None:
             session.generate("chat", max_tokens=3).wait()
         assert refused.value.reason == "MIXED_INPUT"
         assert session.generate(None, max_tokens=3).wait().revision == 2
+
+
+def test_a_close_that_its_caller_left_is_done_all_the_same(client: pagecast.Client) -> None:
+    for number in range(30):
+        session = _open(client)
+        stream = session.generate([5], max_tokens=LONG)
+        next(stream)
+        with contextlib.suppress(pagecast.DeadlineExceeded, pagecast.Cancelled):
+            session.close(timeout_s=0.0005 * (1 + number % 4))
+        assert session.close().state == session_pb2.SESSION_STATE_CLOSED
+        assert session.get().num_kv_blocks == 0
 
 
 def test_closing_twice_is_no_error_and_ends_the_session(client: pagecast.Client) -> None:

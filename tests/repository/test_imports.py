@@ -31,7 +31,8 @@ WORKER_ROOMS: dict[str, set[str]] = {
         *("batch", "commands", "detokenize", "errors", "model", "record"),
         *("runner", "sampling", "scheduler", "session", "turn"),
     },
-    "intake": {"errors", "model"},
+    "memory": set(),
+    "intake": {"commands", "errors", "model"},
     "reports": set(),
     "wire": {"batch", "commands", "errors", "session"},
     "server": {"batch", "commands", "engine", "errors", "intake", "reports", "session", "wire"},
@@ -86,7 +87,7 @@ def test_rooms_of_the_worker_import_one_way() -> None:
         ("service.cli", ("torch", "numpy", "worker")),
         ("service.server", ("torch", "numpy", "triton", "gguf", "tokenizers", "worker")),
         ("worker.scheduler", ("torch", "numpy", "grpc")),
-        ("worker.__main__", ("torch", "triton", "grpc")),
+        ("worker.__main__", ("torch", "triton")),
         ("worker.runner", ("triton", "grpc")),
     ],
 )

@@ -1,26 +1,19 @@
-"""The commands against a small real server; `serve` up to the call that runs the gateway."""
+"""The client commands against a small real server."""
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Any
 
 import grpc
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
-import service.server
 from pagecast.v1 import generation_pb2, session_pb2
 from service.cli import main
-from service.config import ServeSettings
-from service.terminal import Waiting
 from tests.client.fake_server import FakeServer, Refusal
 
 
@@ -30,7 +23,7 @@ def fake() -> Iterator[FakeServer]:
         yield server
 
 
-def run(*arguments: str, stdin: str | None = None, **env: str) -> Result:
+def run(*arguments: str, stdin: str | bytes | None = None, **env: str) -> Result:
     return CliRunner().invoke(main, arguments, input=stdin, env=env)
 
 
@@ -60,7 +53,16 @@ def test_generate_json_is_one_line(fake: FakeServer) -> None:
             "launches_per_step": 9,
             "host_bytes_per_step": 100,
         },
+        "sampling": {"temperature": 0.0, "seed": 7},
+        "usage": {"input_tokens": 2, "cached_tokens": 0, "reprefilled_tokens": 0, "output_tokens": 2},
+        "revision": 1,
     }
+
+
+def test_json_shows_the_temperature_as_it_was_given(fake: FakeServer) -> None:
+    fake.sampling = session_pb2.SamplingParams(temperature=0.7, seed=2**64 - 1)
+    result = run("generate", "hey", "--target", fake.target, "--json", "--temperature", "0.7")
+    assert json.loads(result.stdout)["sampling"] == {"temperature": 0.7, "seed": 2**64 - 1}
 
 
 def test_generate_json_without_a_second_token_has_no_itl(fake: FakeServer) -> None:
@@ -102,7 +104,7 @@ def test_generate_takes_every_option_from_the_environment(fake: FakeServer) -> N
 @pytest.mark.parametrize(
     ("served", "line"),
     [
-        ([], "error: MODEL_NOT_FOUND: the server serves no model\n"),
+        ([], "error: NO_WORKER: no worker is there\n"),
         (["a", "b"], "error: FIELD_REQUIRED: name one of the served models with --model: a, b\n"),
     ],
 )
@@ -110,6 +112,30 @@ def test_generate_without_model_needs_exactly_one(fake: FakeServer, served: list
     fake.models = served
     result = run("generate", "hello", "--target", fake.target)
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", line)
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_models_of_an_empty_server_fails(fake: FakeServer, flags: list[str]) -> None:
+    fake.models = []
+    result = run("models", "--target", fake.target, *flags)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: NO_WORKER: no worker is there\n"
+
+
+def test_a_model_that_is_not_served_is_told_with_those_that_are(fake: FakeServer) -> None:
+    fake.models = ["tiny", "other"]
+    result = run("generate", "hello", "--target", fake.target, "--model", "huge")
+    line = "error: MODEL_NOT_FOUND: 'huge' is not served; served: tiny, other\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", line)
+    fake.models = []
+    result = run("generate", "hello", "--target", fake.target, "--model", "huge")
+    assert (result.exit_code, result.stderr) == (1, "error: NO_WORKER: no worker is there\n")
+
+
+def test_the_path_of_a_model_file_is_its_served_name(fake: FakeServer) -> None:
+    assert run("generate", "a", "--target", fake.target, "--model", "models/tiny.gguf").exit_code == 0
+    assert run("generate", "a", PAGECAST_TARGET=fake.target, PAGECAST_MODEL="/x/tiny.gguf").exit_code == 0
+    assert fake.last(session_pb2.OpenSessionRequest).model == "tiny"
 
 
 def test_a_refusal_is_one_line_and_closes_the_session(fake: FakeServer) -> None:
@@ -127,7 +153,7 @@ def test_timeout_is_the_deadline(fake: FakeServer) -> None:
     result = run("generate", "hello", "--target", fake.target, "--timeout", "0.3")
     assert result.exit_code == 1
     assert result.stdout == "h\n"
-    assert result.stderr.startswith("error: DEADLINE_EXCEEDED: ")
+    assert result.stderr == "error: DEADLINE_EXCEEDED: the deadline of 0.3 s passed\n"
     assert fake.state["ses_0"].state == session_pb2.SESSION_STATE_CLOSED
 
 
@@ -145,12 +171,41 @@ def test_a_server_without_worker_keeps_its_own_words(fake: FakeServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [["--target", "nowhere"], ["--max-tokens", "0"], ["--plan", "twice"], ["--timeout", "0"]]
-)
-def test_wrong_flags_are_named(flags: list[str]) -> None:
-    result = run("generate", "hello", *flags)
-    assert result.exit_code == 2
-    assert flags[0] in result.stderr
+    ("flag", "value"),
+    [
+        ("--target", "nowhere"), ("--target", "a\udcff:1"), ("--model", "\udcff"), ("--plan", "twice"),
+        ("--max-tokens", "0"), ("--max-tokens", "4294967296"), ("--max-tokens", "2.5"),
+        ("--temperature", "-1"), ("--temperature", "100.1"), ("--temperature", "nan"), ("--temperature", "x"),
+        ("--seed", "-1"), ("--seed", str(2**64)),
+        ("--timeout", "0"), ("--timeout", "86401"), ("--timeout", "nan"), ("--timeout", "inf"),
+    ],
+)  # fmt: skip
+def test_wrong_flags_are_named(fake: FakeServer, flag: str, value: str) -> None:
+    for given, env in (([flag, value], {}), ([], {"PAGECAST_" + flag[2:].replace("-", "_").upper(): value})):
+        result = run("generate", "hello", *given, **({"PAGECAST_TARGET": fake.target} | env))
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert flag in result.stderr
+        assert fake.requests == []
+
+
+def test_an_address_of_the_wrong_form_is_told_in_our_words() -> None:
+    line = "error: --target (PAGECAST_TARGET): expected HOST:PORT, got 'nowhere'\n"
+    assert run("models", "--target", "nowhere").stderr == line
+
+
+@pytest.mark.parametrize("plan", ["once", "ONCE", "plan_once", "PLAN_ONCE"])
+def test_plans_in_any_case_and_by_their_proto_name(fake: FakeServer, plan: str) -> None:
+    assert run("generate", "a", "--target", fake.target, "--plan", plan).exit_code == 0
+    opened = fake.last(session_pb2.OpenSessionRequest)
+    assert opened.decode_plan == session_pb2.PAGED_DECODE_PLAN_PLAN_ONCE
+
+
+def test_text_that_is_no_text_is_refused(fake: FakeServer) -> None:
+    result = run("generate", "ab\udcff", "--target", fake.target)
+    assert (result.exit_code, result.stderr) == (2, "error: TEXT: not UTF-8 at character 2\n")
+    result = run("generate", "-", "--target", fake.target, stdin=b"abc\xff")
+    assert (result.exit_code, result.stderr) == (2, "error: TEXT: standard input is not UTF-8 at byte 3\n")
+    assert fake.requests == []
 
 
 def test_tokens_come_one_by_one_and_ctrl_c_cancels(fake: FakeServer) -> None:
@@ -187,77 +242,8 @@ def test_version() -> None:
     assert run("--version").stdout == f"pagecast {version('pagecast')}\n"
 
 
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
-    settings: list[ServeSettings] = []
-
-    def serve(given: ServeSettings) -> int:
-        settings.append(given)
-        return 3
-
-    monkeypatch.setattr(service.server, "serve", serve)
-    return settings
-
-
-def test_serve_passes_flags_on_and_exits_with_the_gateways_code(served: list[ServeSettings]) -> None:
-    flags = ["--model", "m.gguf", "--workers", "2", "--listen", "127.0.0.1:0", "--kernels", "triton"]
-    flags += ["--decode-plan", "replan", "--kv-blocks", "64", "--max-step-tokens", "128", "--threads", "1"]
-    flags += ["--log-level", "debug", "--worker-address", "a:1", "--worker-address", "b:2"]
-    assert run("serve", *flags).exit_code == 3
-    expected = {
-        "model": "m.gguf",
-        "workers": 2,
-        "listen": "127.0.0.1:0",
-        "kernels": "triton",
-        "decode_plan": "replan",
-        "kv_blocks": 64,
-        "max_step_tokens": 128,
-        "threads": 1,
-        "log_level": "debug",
-        "worker_addresses": ("a:1", "b:2"),
-    }
-    assert {name: getattr(served[0], name) for name in expected} == expected
-
-
-def test_serve_takes_the_environment_and_a_flag_wins(served: list[ServeSettings]) -> None:
-    env = {"PAGECAST_KV_BLOCKS": "32", "PAGECAST_WORKERS": "4", "PAGECAST_WORKER_ADDRESS": "a:1,b:2"}
-    assert run("serve", "--workers", "2", **env).exit_code == 3
-    assert (served[0].kv_blocks, served[0].workers, served[0].worker_addresses) == (32, 2, ("a:1", "b:2"))
-
-
-@pytest.mark.parametrize(
-    ("flags", "env", "named"),
-    [
-        (["--workers", "0"], {}, "--workers (PAGECAST_WORKERS)"),
-        (["--listen", "nowhere"], {}, "--listen (PAGECAST_LISTEN)"),
-        (["--worker-address", "x"], {}, "--worker-address (PAGECAST_WORKER_ADDRESS)"),
-        ([], {"PAGECAST_KV_BLOCKS": "many"}, "--kv-blocks (PAGECAST_KV_BLOCKS)"),
-        ([], {"PAGECAST_WORKER_ADDRESS": "x"}, "--worker-address (PAGECAST_WORKER_ADDRESS)"),
-    ],
-)
-def test_serve_names_a_wrong_setting_in_one_line(
-    served: list[ServeSettings], flags: list[str], env: dict[str, str], named: str
-) -> None:
-    result = run("serve", *flags, **env)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {named}: ")
-    assert len(result.stderr.splitlines()) == 1
-    assert served == []
-
-
-def waiting_shows(*, terminal: bool, stop_after_s: float) -> str:
-    out = io.StringIO()
-    with Waiting(Console(file=out, force_terminal=terminal), "waiting", delay_s=0.1) as waiting:
-        time.sleep(stop_after_s)
-        waiting.stop()
-        time.sleep(0.2)
-    return out.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("terminal", "stop_after_s", "shown"), [(True, 0.3, True), (True, 0.0, False), (False, 0.3, False)]
-)
-def test_the_spinner_shows_late_and_on_a_terminal_only(
-    *, terminal: bool, stop_after_s: float, shown: Any
-) -> None:
-    assert ("waiting" in waiting_shows(terminal=terminal, stop_after_s=stop_after_s)) is shown
+@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["models"]])
+def test_short_help_works_everywhere(command: list[str]) -> None:
+    result = run(*command, "-h")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Usage: ")

@@ -1,9 +1,18 @@
 from typing import Any
 
+import click
 import pytest
 from pydantic import ValidationError
 
-from service.config import ClientSettings, ServeSettings
+from service.config import (
+    MAX_KV_BLOCKS,
+    MAX_STEP_TOKENS,
+    ClientSettings,
+    ServeSettings,
+    unknown_variables,
+    worker_environment,
+)
+from worker.config import WorkerConfig
 
 
 def test_defaults() -> None:
@@ -19,8 +28,10 @@ def test_environment_is_read_and_flags_win(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PAGECAST_KERNELS", "triton")
     monkeypatch.setenv("PAGECAST_WORKER_ADDRESS", "a:1,unix:/run/w.sock")
     monkeypatch.setenv("PAGECAST_TARGET", "example:9")
+    monkeypatch.setenv("PAGECAST_START_TIMEOUT", "7.5")
     settings = ServeSettings(kernels="reference")
-    assert (settings.workers, settings.kernels) == (3, "reference")
+    assert (settings.workers, settings.kernels, settings.start_timeout_s) == (3, "reference", 7.5)
+    assert ServeSettings(start_timeout_s=8.0).start_timeout_s == 8.0
     assert settings.worker_addresses == ("a:1", "unix:/run/w.sock")
     assert ServeSettings(worker_addresses=("b:2",)).worker_addresses == ("b:2",)
     assert ClientSettings().target == "example:9"
@@ -39,15 +50,18 @@ def test_environment_without_prefix_is_not_read(monkeypatch: pytest.MonkeyPatch)
         ("listen", "7070"), ("listen", ":7070"), ("listen", "a:70000"), ("listen", "a b:1"),
         ("listen", "unix:/x"), ("worker_addresses", ("a",)), ("worker_addresses", ("a:0",)),
         ("worker_addresses", ("a:1", "a:1")), ("worker_addresses", ("unix:",)), ("kernels", "cuda"),
-        ("decode_plan", "twice"), ("kv_blocks", 0), ("max_step_tokens", 0), ("threads", 0),
-        ("start_timeout_s", 0.0), ("log_level", "loud"),
+        ("decode_plan", "twice"), ("kv_blocks", 0), ("kv_blocks", 2**24 + 1),
+        ("max_step_tokens", 0), ("max_step_tokens", 65_537), ("threads", 0),
+        ("worker_addresses", ("unix:\udcff",)), ("worker_addresses", ("a\udcff:1",)),
+        ("start_timeout_s", 0.0), ("start_timeout_s", float("nan")), ("start_timeout_s", 86_401.0),
+        ("log_level", "loud"),
     ],
 )  # fmt: skip
 def test_wrong_values_name_their_field(field: str, value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         ServeSettings(**{field: value})
     (error,) = caught.value.errors()
-    assert error["loc"][0] in {field, "PAGECAST_WORKER_ADDRESS"}
+    assert error["loc"][0] in {field, "PAGECAST_WORKER_ADDRESS", "PAGECAST_START_TIMEOUT"}
 
 
 def test_unknown_names_and_changes_are_refused() -> None:
@@ -60,3 +74,43 @@ def test_unknown_names_and_changes_are_refused() -> None:
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:7070", "0.0.0.0:1", "my-host.local:65535"])
 def test_addresses(listen: str) -> None:
     assert ServeSettings(listen=listen).listen == listen
+
+
+def test_names_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGECAST_DECODE_PLAN", "PLAN_ONCE")
+    monkeypatch.setenv("PAGECAST_LOG_LEVEL", "WARNING")
+    settings = ServeSettings(kernels="Triton")  # type: ignore[arg-type]  # what is tested
+    assert (settings.decode_plan, settings.log_level, settings.kernels) == ("once", "warning", "triton")
+    assert ServeSettings(decode_plan="REPLAN").decode_plan == "replan"  # type: ignore[arg-type]
+
+
+def test_unknown_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "PAGECAST_B",
+        "pagecast_a",
+        "PAGECAST_KNOWN",
+        "pagecast_known",
+        "PAGECAST_WORKER_X",
+        "PAGECAST",
+    ):
+        monkeypatch.setenv(name, "1")
+    assert unknown_variables({"PAGECAST_KNOWN"}) == ["PAGECAST_B", "PAGECAST_WORKER_X", "pagecast_a"]
+
+
+def test_a_spawned_workers_environment_has_no_flags_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PAGECAST_WORKER_KV_BLOCKS", "pagecast_worker_threads", "PAGECAST_WORKERS", "OMP_X"):
+        monkeypatch.setenv(name, "1")
+    environment = worker_environment()
+    assert {"PAGECAST_WORKERS", "OMP_X", "PATH"} <= environment.keys()
+    assert not [name for name in environment if name.upper().startswith("PAGECAST_WORKER_")]
+
+
+def test_the_workers_limits_are_the_gateways() -> None:
+    """A value that the gateway lets through must not end in a worker's usage text."""
+    flags = {"--kv-blocks": MAX_KV_BLOCKS, "--max-step-tokens": MAX_STEP_TOKENS}
+    config = WorkerConfig.load(["--listen", "a:1", *(str(word) for flag in flags.items() for word in flag)])
+    assert (config.num_kv_blocks, config.max_step_tokens) == (MAX_KV_BLOCKS, MAX_STEP_TOKENS)
+    for flag, most in flags.items():
+        with pytest.raises(click.BadParameter) as caught:
+            WorkerConfig.load(["--listen", "a:1", flag, str(most + 1)])
+        assert flag in caught.value.format_message()

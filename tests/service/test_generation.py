@@ -34,7 +34,8 @@ async def test_relays_events_in_order_and_logs_the_generation(gateway: Gateway) 
     (line,) = await gateway.log_lines("generation")
     assert set(line) == {
         "event", "ts", "session_id", "generation_id", "ttft_ns", "tpot_ns", "e2e_ns", "input_tokens",
-        "cached_tokens", "output_tokens", "finish_reason", "plan_builds", "plan_reuses", "plan_replans",
+        "cached_tokens", "output_tokens", "finish_reason", "status", "plan_builds",
+        "plan_reuses", "plan_replans",
     }  # fmt: skip
     assert (line["session_id"], line["generation_id"]) == (session_id, generation_id)
     assert (line["input_tokens"], line["cached_tokens"], line["output_tokens"]) == (3, 2, 2)
@@ -92,7 +93,7 @@ async def test_a_client_that_leaves_cancels_the_turn(gateway: Gateway) -> None:
     call.cancel()
     await until(lambda: gateway.worker.cancels == [generation_id])
     (line,) = await gateway.log_lines("generation")
-    assert (line["finish_reason"], line["output_tokens"]) == ("CANCELLED", 1)
+    assert (line["status"], line["output_tokens"]) == ("CANCELLED", 1)
     assert line["tpot_ns"] is None
     assert line["plan_reuses"] is None
     await until(lambda: not gateway.links[0]._mailboxes and not gateway.links[0]._background)
@@ -107,7 +108,7 @@ async def test_a_deadline_cancels_the_turn(gateway: Gateway) -> None:
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await until(lambda: gateway.worker.cancels == [generation_id])
     (line,) = await gateway.log_lines("generation")
-    assert line["finish_reason"] == "DEADLINE_EXCEEDED"
+    assert line["status"] == "DEADLINE_EXCEEDED"
     assert line["ttft_ns"] is None
 
 
@@ -135,7 +136,7 @@ async def test_a_refused_submit_is_not_cancelled(gateway: Gateway) -> None:
     assert metadata == {"field": "input", "wanted": "9", "limit": "8"}
     assert gateway.worker.cancels == []
     (line,) = await gateway.log_lines("generation")
-    assert line["finish_reason"] == "INVALID_ARGUMENT"
+    assert line["status"] == "INVALID_ARGUMENT"
 
 
 async def test_a_failed_generation_is_a_status(gateway: Gateway) -> None:
@@ -225,5 +226,5 @@ async def test_a_slow_reader_that_leaves_in_a_blocked_write_cancels(make_gateway
     call.cancel()
     await until(lambda: gateway.worker.cancels == [generation_id])
     (line,) = await gateway.log_lines("generation")
-    assert line["finish_reason"] == "CANCELLED"
+    assert line["status"] == "CANCELLED"
     assert b"internal_error" not in gateway.stream.getvalue()

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagecast.v1 import generation_pb2, generation_pb2_grpc, session_pb2, session_pb2_grpc
 from tests.service.conftest import until
 from tests.service.fake_worker import FakeWorker
+from tests.tiny_model import write_tiny_gguf
 
 SCRIPT = """
 import json, sys
@@ -24,7 +27,7 @@ sys.exit(serve(ServeSettings(**json.loads(sys.argv[1]))))
 
 
 class Served:
-    """A gateway process and the log lines that it wrote so far."""
+    """A gateway process and the log lines that it wrote so far; all of them have to be JSON."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -35,13 +38,12 @@ class Served:
         while not self.lines or self.lines[-1]["event"] != event:
             line = await asyncio.wait_for(self.process.stderr.readline(), 30)
             assert line, f"ended without {event}: {self.lines}"
-            if line.startswith(b"{"):
-                self.lines.append(json.loads(line))
+            self.lines.append(json.loads(line))
         return self.lines[-1]
 
     async def exit_code(self, timeout_s: float = 15) -> int:
         _, rest = await asyncio.wait_for(self.process.communicate(), timeout_s)
-        self.lines += [json.loads(line) for line in rest.splitlines() if line.startswith(b"{")]
+        self.lines += [json.loads(line) for line in rest.splitlines()]
         assert self.process.returncode is not None
         return self.process.returncode
 
@@ -50,13 +52,22 @@ async def start(**settings: Any) -> Served:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SCRIPT, json.dumps({"listen": "127.0.0.1:0", **settings}),
         stderr=asyncio.subprocess.PIPE,
+        # As an operator starts it, and not as these tests are.
+        env={name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"},
     )  # fmt: skip
     return Served(process)
 
 
-async def test_serves_and_stops_on_sigterm(tmp_path: Path) -> None:
-    worker = FakeWorker(tmp_path)
-    await worker.start()
+@pytest.fixture
+async def worker(tmp_path: Path) -> AsyncIterator[FakeWorker]:
+    """A worker that serves; ended also where a test fails, since gRPC crashes on a loop that is gone."""
+    fake = FakeWorker(tmp_path)
+    await fake.start()
+    yield fake
+    await fake.die()
+
+
+async def test_serves_and_stops_on_sigterm(worker: FakeWorker) -> None:
     served = await start(worker_addresses=[worker.address])
     ready = await served.wait_for("gateway_ready")
     assert ready["models"] == ["tiny"]
@@ -84,12 +95,9 @@ async def test_serves_and_stops_on_sigterm(tmp_path: Path) -> None:
         assert await served.exit_code() == 0
     assert [line["event"] for line in served.lines][-2:] == ["generation", "gateway_stopped"]
     assert worker.cancels == []
-    await worker.die()
 
 
-async def test_a_second_signal_ends_at_once_and_cancels_turns(tmp_path: Path) -> None:
-    worker = FakeWorker(tmp_path)
-    await worker.start()
+async def test_a_second_signal_ends_at_once_and_cancels_turns(worker: FakeWorker) -> None:
     served = await start(worker_addresses=[worker.address])
     ready = await served.wait_for("gateway_ready")
     async with grpc.aio.insecure_channel(ready["listen"]) as channel:
@@ -105,27 +113,18 @@ async def test_a_second_signal_ends_at_once_and_cancels_turns(tmp_path: Path) ->
         with pytest.raises(grpc.aio.AioRpcError):
             await call.read()
     assert worker.cancels == list(worker.submits)
-    await worker.die()
 
 
-async def test_health_follows_the_last_worker(tmp_path: Path) -> None:
-    worker = FakeWorker(tmp_path)
-    await worker.start()
+async def test_a_gateway_without_workers_ends_and_says_so(worker: FakeWorker) -> None:
     served = await start(worker_addresses=[worker.address])
-    ready = await served.wait_for("gateway_ready")
+    await served.wait_for("gateway_ready")
     await worker.die()
-    await served.wait_for("no_worker_left")
-    async with grpc.aio.insecure_channel(ready["listen"]) as channel:
-        health: Any = health_pb2_grpc.HealthStub(channel)
-        response = await health.Check(health_pb2.HealthCheckRequest(service="pagecast.v1.SessionService"))
-    assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
-    served.process.send_signal(signal.SIGTERM)
-    assert await served.exit_code() == 0
+    assert await served.exit_code() == 1
+    failed = await served.wait_for("gateway_failed")
+    assert failed["error"] == "every worker is lost"
 
 
-async def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
-    worker = FakeWorker(tmp_path)
-    await worker.start()
+async def test_a_port_in_use_is_one_clear_line(worker: FakeWorker) -> None:
     first = await start(worker_addresses=[worker.address])
     listen = (await first.wait_for("gateway_ready"))["listen"]
     second = await start(worker_addresses=[worker.address], listen=listen)
@@ -135,7 +134,14 @@ async def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
     assert f"cannot listen on {listen}" in line["error"]
     first.process.send_signal(signal.SIGTERM)
     assert await first.exit_code() == 0
-    await worker.die()
+
+
+async def test_an_address_of_no_machine_is_one_clear_line() -> None:
+    served = await start(worker_addresses=["a:1"], listen="300.1.1.1:80")
+    assert await served.exit_code() == 1
+    (line,) = served.lines
+    assert line["event"] == "gateway_failed"
+    assert "cannot listen on 300.1.1.1:80" in line["error"]
 
 
 async def test_a_worker_that_never_comes_is_one_clear_line(tmp_path: Path) -> None:
@@ -158,3 +164,13 @@ async def test_a_worker_that_cannot_start_ends_the_gateway(tmp_path: Path) -> No
     assert await served.exit_code(timeout_s=60) == 1
     assert [line["event"] for line in served.lines] == ["gateway_starting", "worker_failed", "gateway_failed"]
     assert "exit code 3 before it served" in served.lines[-1]["error"]
+
+
+@pytest.mark.e2e
+async def test_a_pool_too_large_ends_the_gateway_and_names_the_flag(tmp_path: Path) -> None:
+    # 1 MiB a block: 16 TiB, whatever the machine.
+    model = write_tiny_gguf(tmp_path / "wide.gguf", num_heads=64, num_kv_heads=64, head_size=64)
+    served = await start(model=str(model), kv_blocks=2**24)
+    assert await served.exit_code(timeout_s=60) == 1
+    assert [line["event"] for line in served.lines] == ["gateway_starting", "worker_failed", "gateway_failed"]
+    assert "lower --kv-blocks" in served.lines[1]["error"]

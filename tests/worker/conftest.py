@@ -1,15 +1,16 @@
 """A tiny model and fresh runners over it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from tests.tiny_model import write_tiny_gguf
+from tests.worker.engine_harness import Harness
 from tests.worker.numerics import make_kv
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
-from worker.model.weights.gguf import read_gguf
+from worker.model.weights.gguf import GgufFile, read_gguf
 from worker.runner import Runner
 
 MakeRunner = Callable[..., Runner]
@@ -38,3 +39,19 @@ def make_runner(tiny_llama: LlamaModel) -> MakeRunner:
         return Runner(tiny_llama, pool, kernels=kernels, max_step_tokens=128, max_step_rows=8)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def file(tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
+    """A tiny model for engines; its greedy turns go on to their limit."""
+    return read_gguf(write_tiny_gguf(tmp_path_factory.mktemp("engine") / "tiny.gguf", ends=False))
+
+
+@pytest.fixture
+def harness(file: GgufFile) -> Iterator[Harness]:
+    """A started engine, in which no step may fail unseen."""
+    harness = Harness(file)
+    harness.start()
+    yield harness
+    harness.engine.stop()
+    assert harness.errors == []

@@ -1,7 +1,8 @@
+import click
 import pytest
 
 from worker.batch import DecodePlan
-from worker.config import WorkerConfig
+from worker.config import WorkerConfig, is_spawned
 
 LISTEN = ("--listen", "127.0.0.1:0")
 
@@ -11,13 +12,13 @@ def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch: pyte
     monkeypatch.setenv("PAGECAST_WORKER_DECODE_PLAN", "replan")
     monkeypatch.setenv("PAGECAST_WORKER_THREADS", "3")
     config = WorkerConfig.load([*LISTEN, "--threads", "1"])
-    assert (config.num_kv_blocks, config.num_threads, config.max_step_tokens) == (7, 1, 256)
+    assert (config.num_kv_blocks, config.num_threads, config.max_step_tokens) == (7, 1, 64)
     assert config.decode_plan is DecodePlan.REPLAN
 
 
 def test_rows_follow_a_small_token_budget() -> None:
     assert WorkerConfig.load([*LISTEN, "--max-step-tokens", "24"]).max_step_rows == 24
-    assert WorkerConfig.load(list(LISTEN)).max_step_rows == 64
+    assert WorkerConfig.load(list(LISTEN)).max_step_rows == 32
 
 
 @pytest.mark.parametrize(
@@ -31,10 +32,14 @@ def test_rows_follow_a_small_token_budget() -> None:
         (["--no-such-flag", "1"], "--no-such-flag"),
     ],
 )
-def test_s24_bad_flags_are_refused_by_name(
-    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
+def test_s24_bad_flags_are_refused_by_name(flags: list[str], named: str) -> None:
+    with pytest.raises(click.ClickException) as caught:
         WorkerConfig.load([*LISTEN, *flags])
-    assert caught.value.code == 2
-    assert named in capsys.readouterr().err
+    assert caught.value.exit_code == 2
+    assert named in caught.value.format_message()
+
+
+def test_a_worker_knows_whether_a_gateway_started_it() -> None:
+    assert is_spawned(["--listen", "x", "--parent-fd", "5"])
+    assert is_spawned(["--parent-fd=5"])
+    assert not is_spawned(["--listen", "--parent"])

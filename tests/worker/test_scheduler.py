@@ -1,6 +1,8 @@
 """The scheduler alone: a fake model whose next token is a function of the whole log."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from worker.batch import Batch, DecodePlan
 from worker.errors import Refused
@@ -158,6 +160,67 @@ def test_continuing_after_a_rollback_recomputes_the_last_token() -> None:
     assert row.wants_logits
 
 
+def test_a_waiting_turn_does_not_wait_for_later_ones() -> None:
+    """However many small turns come after it, it runs as soon as the blocks of earlier ones are free."""
+    scheduler = _scheduler(num_blocks=4, tokens=64)
+    first, waiting = scheduler.open("first"), scheduler.open("waiting")
+    sessions = [first, waiting]
+    scheduler.submit(first, _turn(tuple(range(7)), max_tokens=5))
+    _run_step(scheduler, sessions)
+    scheduler.submit(waiting, _turn(tuple(range(10)), max_tokens=1))
+    ran_beside = 0
+    while first.generation:
+        late = scheduler.open(f"late {len(sessions)}")
+        sessions.append(late)
+        scheduler.submit(late, _turn((1,), max_tokens=50))
+        assert waiting.generation
+        ran_beside += len(_run_step(scheduler, sessions).rows) - 1
+    assert ran_beside > 0
+    _run_step(scheduler, sessions)
+    assert waiting.revision == 1
+
+
+def test_the_first_turn_takes_the_blocks_of_later_ones_and_not_the_other_way_round() -> None:
+    scheduler = _scheduler(num_blocks=6, tokens=8)
+    long, stream = scheduler.open("long"), scheduler.open("stream")
+    scheduler.submit(long, _turn(tuple(range(20)), max_tokens=1))
+    _run_step(scheduler, [long, stream])
+    scheduler.submit(stream, _turn((1,), max_tokens=9))
+    computed = []
+    while scheduler.has_work:
+        batch = _run_step(scheduler, [long, stream])
+        assert all(len(row.block_table) * BLOCK >= row.context_len for row in batch.rows)
+        computed.append(long.num_computed)
+    assert computed[:2] == [15, 20]
+    assert (long.revision, stream.revision) == (1, 1)
+
+
+def test_the_session_that_was_idle_longest_is_dropped_first() -> None:
+    scheduler = _scheduler(num_blocks=6)
+    sessions = [scheduler.open(name) for name in ("new", "old", "next")]
+    new, old, following = sessions
+    for session in (old, new):
+        scheduler.submit(session, _turn(tuple(range(7)), max_tokens=1))
+        _run_step(scheduler, sessions)
+    scheduler.submit(following, _turn(tuple(range(12)), max_tokens=1))
+    _run_step(scheduler, sessions)
+    assert (old.num_computed, new.num_computed, following.num_computed) == (0, 7, 12)
+
+
+def test_an_input_advances_beside_any_number_of_streams() -> None:
+    scheduler = _scheduler(tokens=4, rows=4)
+    waiting = scheduler.open("waiting")
+    streams = [scheduler.open(str(n)) for n in range(6)]
+    scheduler.submit(waiting, _turn(tuple(range(9)), max_tokens=1))
+    for stream in streams:
+        scheduler.submit(stream, _turn((1,), max_tokens=40))
+    steps = 0
+    while waiting.generation:
+        _run_step(scheduler, [waiting, *streams])
+        steps += 1
+    assert steps <= 9
+
+
 @pytest.mark.parametrize(
     ("prepare", "ids", "reason"),
     [
@@ -196,3 +259,41 @@ def test_closing_frees_everything_and_a_name_is_free_again() -> None:
     assert scheduler.open("s", plan=DecodePlan.REPLAN).plan is DecodePlan.REPLAN
     with pytest.raises(Refused, match="SESSION_EXISTS"):
         scheduler.open("s")
+
+
+@given(data=st.data(), num_blocks=st.integers(3, 9), tokens=st.integers(2, 12))
+def test_every_turn_ends_and_its_log_is_that_of_a_big_pool(
+    data: st.DataObject, num_blocks: int, tokens: int
+) -> None:
+    """Turns of any length, one token and none included, come at any time; the first never waits."""
+    plans = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, 2), st.integers(0, 14), st.integers(1, 6), st.integers(0, 5)),
+            max_size=12,
+        )
+    )
+
+    def logs(blocks: int) -> list[list[int]]:
+        scheduler = _scheduler(blocks, tokens=tokens, rows=2, context=num_blocks * BLOCK)
+        sessions = [scheduler.open(str(n)) for n in range(3)]
+        for which, length, max_tokens, steps in plans:
+            session = sessions[which]
+            for _ in range(200):
+                if session.generation is None:
+                    break
+                assert _run_step(scheduler, sessions).rows
+            ids = tuple(range(length))
+            fits = session.num_tokens + length + max_tokens <= session.max_context_tokens
+            if fits and (ids or session.token_ids):
+                scheduler.submit(session, _turn(ids, max_tokens=max_tokens))
+            for _ in range(steps):
+                if scheduler.has_work:
+                    assert _run_step(scheduler, sessions).rows
+        for _ in range(2000):
+            if not scheduler.has_work:
+                break
+            assert _run_step(scheduler, sessions).rows
+        assert not scheduler.has_work
+        return [session.token_ids for session in sessions]
+
+    assert logs(num_blocks) == logs(100)

@@ -60,3 +60,8 @@ class KvStorage:
     def num_bytes(self) -> int:
         """Size of `data`."""
         return self.data.nbytes
+
+    @staticmethod
+    def block_bytes(*, num_layers: int, block_size: int, num_kv_heads: int, head_size: int) -> int:
+        """Size of one block of such a storage."""
+        return num_layers * 2 * block_size * num_kv_heads * head_size * torch.float32.itemsize

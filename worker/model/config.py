@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, fields
 
+# The table of rotation angles has a row for each position: 256 MiB at a head size of 64.
+MAX_CONTEXT_TOKENS = 1 << 20
+
 
 class ModelFileError(Exception):
     """A model file, or the spec that should lead to one, can't be used; the message says what is wrong."""
@@ -19,7 +22,7 @@ class LlamaConfig:
         num_kv_heads: Key and value heads; a divisor of `num_heads`.
         head_size: Width of one head; even, because rope turns pairs.
         vocab_size: Rows of the embedding; may be larger than the tokenizer.
-        max_context_tokens: Longest log that the model was trained for.
+        max_context_tokens: Longest log that the model was trained for, up to `MAX_CONTEXT_TOKENS`.
         rope_theta: Base of the rotary angles.
         rms_norm_eps: Added to the mean square before its root.
 
@@ -49,3 +52,8 @@ class LlamaConfig:
             )
         if self.head_size % 2:
             raise ModelFileError(f"head_size {self.head_size} is odd, rope turns pairs")
+        if self.max_context_tokens > MAX_CONTEXT_TOKENS:
+            raise ModelFileError(
+                f"max_context_tokens {self.max_context_tokens} is over the {MAX_CONTEXT_TOKENS} "
+                "that are supported"
+            )

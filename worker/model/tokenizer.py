@@ -111,6 +111,7 @@ class Tokenizer:
         bos_text: Text of `bos_id`, or the empty string.
         eos_text: Text of the file's EOS id, or the empty string.
         log_prefix: Ids that a log starts with before any input: the BOS or nothing.
+        max_token_bytes: Bytes of the longest token, at least 1.
 
     Raises:
         ModelFileError: The fields contradict each other or ask for what is not supported; names the key.
@@ -138,6 +139,7 @@ class Tokenizer:
         used = [id_ for id_, kind in enumerate(types) if kind != TokenType.UNUSED]
         self.vocab_size = used[-1] + 1 if used else 0
         self._bytes = _token_bytes(fields, control)
+        self.max_token_bytes = max(1, *map(len, self._bytes))
         words = {
             fields.tokens[id_]: id_
             for id_ in used
@@ -165,7 +167,8 @@ class Tokenizer:
             TextError: A lone surrogate, or a byte that the vocabulary can't spell.
         """
         self._check_text(text)
-        return self._bpe.encode(text, add_special_tokens=False).ids
+        # A batch of one: unlike `encode`, it lets other threads run meanwhile.
+        return self._bpe.encode_batch([text], add_special_tokens=False)[0].ids
 
     def protect(self, text: str, marker: str) -> str:
         """`text` with `marker` after every character that begins a control token's string.

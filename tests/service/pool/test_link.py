@@ -106,7 +106,7 @@ async def test_a_lost_worker_ends_streams_and_later_calls(gateway: Gateway) -> N
     assert (status, reason) == ("UNAVAILABLE", "WORKER_LOST")
     assert time.monotonic() - started_s < link_module.RECONNECT_S + 2
     (line,) = await gateway.log_lines("generation")
-    assert line["finish_reason"] == "UNAVAILABLE"
+    assert line["status"] == "UNAVAILABLE"
 
     calls = [
         gateway.sessions.GetSession(session_pb2.GetSessionRequest(session_id=session_id)),

@@ -81,6 +81,22 @@ def test_stop_ends_processes_and_removes_the_folder(
     pool.stop(5.0)
 
 
+def test_a_worker_has_the_gateways_settings_and_no_variables_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, pools: list[LocalPool], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PAGECAST_WORKER_KV_BLOCKS", "3")
+    monkeypatch.setenv("PAGECAST_KV_BLOCKS", "5")
+    out = tmp_path / "environment"
+    script = f"import os; open({str(out)!r}, 'w').write(' '.join(os.environ))"
+    monkeypatch.setattr(local, "worker_command", lambda *_: [sys.executable, "-c", script])
+    pool = LocalPool.spawn(ServeSettings())
+    pools.append(pool)
+    pool._processes[pool.addresses[0]].wait(10)
+    names = out.read_text().split()
+    assert "PAGECAST_KV_BLOCKS" in names
+    assert "PAGECAST_WORKER_KV_BLOCKS" not in names
+
+
 def test_a_process_that_ignores_sigterm_is_killed(
     monkeypatch: pytest.MonkeyPatch, pools: list[LocalPool]
 ) -> None:

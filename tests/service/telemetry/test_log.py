@@ -1,5 +1,7 @@
 import io
 import json
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -67,6 +69,92 @@ def test_a_broken_stream_ends_nothing() -> None:
     open_log(writer, "info").info("x")
     writer.close()
     assert writer.num_dropped >= 1
+
+
+def test_a_line_after_the_end_is_written_at_once() -> None:
+    stream = io.BytesIO()
+    with LogWriter(stream) as writer:
+        log = open_log(writer, "info")
+        log.info("a")
+    log.info("b")
+    assert [line["event"] for line in lines_of(stream)] == ["a", "b"]
+
+
+# What each way to standard error is, and what its one event has to tell.
+WAYS: dict[str, tuple[str, dict[str, object]]] = {
+    "logging": (
+        "logging.getLogger('lib.part').error('%d\\nlines', 2)",
+        {"event": "python_log", "logger": "lib.part", "level": "error", "message": "2\nlines"},
+    ),
+    "logging with wrong arguments": (
+        "logging.getLogger('lib').warning('%d', 'x')",
+        {"event": "python_log", "logger": "lib", "level": "warning", "message": "%d ('x',)"},
+    ),
+    "logging at a level of its own": (
+        "logging.getLogger('lib').log(45, 'x')",
+        {"event": "python_log", "level": "error", "message": "x"},
+    ),
+    "a handler of a library": (
+        "own = logging.StreamHandler(); own.handle(logging.makeLogRecord({'msg': 'one\\ntwo'}))",
+        {"event": "python_log", "logger": "stderr", "message": "one\ntwo"},
+    ),
+    "print": (
+        "print('a', 'b', file=sys.stderr)",
+        {"event": "python_log", "logger": "stderr", "message": "a b"},
+    ),
+    "a line without an end": (
+        "sys.stderr.write('half')",
+        {"event": "python_log", "logger": "stderr", "message": "half"},
+    ),
+    "warnings": ("warnings.warn('old')", {"event": "python_log", "logger": "py.warnings"}),
+    "a thread": (
+        "t = threading.Thread(target=boom, name='t1'); t.start(); t.join()",
+        {"event": "uncaught_exception", "thread": "t1", "level": "error"},
+    ),
+    "a finaliser": ("X(); gc.collect()", {"event": "uncaught_exception", "level": "error"}),
+    "a task": (
+        "asyncio.run(forget())",
+        {"event": "python_log", "logger": "asyncio", "level": "error"},
+    ),
+    "a callback of the loop": ("asyncio.run(call_back())", {"event": "python_log", "logger": "asyncio"}),
+    "the main thread": ("boom()", {"event": "uncaught_exception", "thread": "MainThread"}),
+}
+SCRIPT = """
+import asyncio, gc, logging, sys, threading, warnings
+from pagecast._process_log import process_log
+def boom():
+    raise ValueError("boom\\nsecond line")
+class X:
+    def __del__(self):
+        boom()
+async def fail():
+    boom()
+async def forget():
+    task = asyncio.create_task(fail())
+    await asyncio.sleep(0.01)
+    task = None
+    gc.collect()
+async def call_back():
+    asyncio.get_running_loop().call_soon(boom)
+    await asyncio.sleep(0.01)
+with process_log("info") as log:
+    logging.getLogger("lib").debug("not at this level")
+    {way}
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_python_writes_is_one_event(way: str) -> None:
+    code, told = WAYS[way]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.replace("{way}", code)], capture_output=True, timeout=30, check=False
+    )
+    (line,) = done.stderr.splitlines()
+    event = json.loads(line)
+    assert told.items() <= event.items()
+    if way.startswith(("a thread", "a finaliser", "a task", "a callback", "the main")):
+        assert "boom\nsecond line" in event["exception"]
+    assert done.returncode == (1 if way == "the main thread" else 0)
 
 
 def test_times_of_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:

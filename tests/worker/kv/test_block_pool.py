@@ -26,6 +26,13 @@ def test_a_refused_free_changes_nothing(bad: list[int]) -> None:
     assert pool.num_free == 4
 
 
+def test_what_was_freed_last_is_reused_last_and_tails_before_heads() -> None:
+    pool = BlockPool(4)
+    first = pool.allocate(2)
+    pool.free(first)
+    assert pool.allocate(4) == [2, 3, 1, 0]
+
+
 @given(st.lists(st.integers(0, 5), max_size=60))
 def test_no_block_has_two_holders(sizes: list[int]) -> None:
     pool = BlockPool(16)

@@ -27,6 +27,8 @@ GOOD = LlamaConfig(
         ("num_kv_heads", 0),
         ("head_size", 15),
         ("max_context_tokens", 0),
+        ("max_context_tokens", 2**20 + 1),
+        ("max_context_tokens", 2**32 - 1),
         ("rope_theta", float("inf")),
         ("rope_theta", float("nan")),
         ("rms_norm_eps", 0.0),

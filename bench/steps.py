@@ -1,0 +1,90 @@
+"""What a step costs in process, without gateway and gRPC: `python -m bench steps`.
+
+Prints the median time of steps of one and of eight rows, of a prefill, and of a replanned step, beside
+the floor: bytes of the weights over the read bandwidth that is measured in the same run.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from worker.batch import Batch, DecodePlan, Row
+from worker.kv.storage import KvStorage
+from worker.model.llama import LlamaModel
+from worker.model.weights.gguf import read_gguf, resolve_model_spec
+from worker.runner import Runner
+
+BLOCK_SIZE = 16
+BLOCKS_PER_ROW = 16
+CONTEXT = 128
+
+
+def measure(model: str, threads: int, repeats: int) -> None:
+    """Measure steps on the reference kernels and print a table.
+
+    Args:
+        model: Model spec.
+        threads: For kernels.
+        repeats: Steps of each kind; the median is shown.
+    """
+    torch.set_num_threads(threads)
+    llama = LlamaModel.from_gguf(read_gguf(resolve_model_spec(model)))
+    config = llama.config
+    storage = KvStorage(
+        num_blocks=8 * BLOCKS_PER_ROW,
+        num_layers=config.num_layers,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+    )
+    runner = Runner(llama, storage, kernels="reference", max_step_tokens=256, max_step_rows=8)
+    runner.warm_up()
+    weights_bytes = sum(tensor.nbytes for tensor in {id(t): t for t in llama.weights.values()}.values())
+    bandwidth = read_bandwidth()
+
+    steps = {
+        f"decode, 1 row, context {CONTEXT}": [_row(0, CONTEXT, 1)],
+        f"decode, 8 rows, context {CONTEXT}": [_row(number, CONTEXT, 1) for number in range(8)],
+        "prefill, 64 tokens": [_row(0, 0, 64)],
+        "prefill, 64 tokens, beside 7 decode rows": [
+            _row(0, 0, 64),
+            *(_row(number, CONTEXT, 1) for number in range(1, 8)),
+        ],
+        f"replan, 1 row, context {CONTEXT}": [_row(0, CONTEXT, 1, DecodePlan.REPLAN)],
+    }
+    table = Table("step", "median ms", "x floor", title=f"{model}, float32, {threads} threads")
+    floor_ms = weights_bytes / bandwidth * 1e3
+    for name, rows in steps.items():
+        batch = Batch(tuple(rows))
+        milliseconds = statistics.median(_times_s(partial(runner.run, batch), repeats)) * 1e3
+        table.add_row(name, f"{milliseconds:.1f}", f"{milliseconds / floor_ms:.1f}")
+    console = Console()
+    console.print(table)
+    console.print(
+        f"floor {floor_ms:.1f} ms: {weights_bytes / 1e6:.0f} MB of weights over {bandwidth / 1e9:.1f} GB/s"
+    )
+
+
+def read_bandwidth(num_bytes: int = 1 << 30) -> float:
+    """Best of five sums over a float32 tensor of that size, in bytes per second."""
+    data = torch.ones(num_bytes // 4)
+    return num_bytes / (min(_times_s(data.sum, 5)))
+
+
+def _row(number: int, position: int, count: int, plan: DecodePlan = DecodePlan.PLAN_ONCE) -> Row:
+    blocks = range(number * BLOCKS_PER_ROW, (number + 1) * BLOCKS_PER_ROW)
+    return Row(str(number), tuple(range(1, 1 + count)), position, tuple(blocks), wants_logits=True, plan=plan)
+
+
+def _times_s(call: Callable[[], object], repeats: int) -> list[float]:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return times

@@ -1,0 +1,89 @@
+"""What reaches standard output, or says that it could not; what shows while waiting."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pagecast.v1 import session_pb2
+from service.terminal import Waiting
+from tests.client.fake_server import FakeServer
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
+def pagecast_to(stdout: Any, *arguments: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+    command = [sys.executable, "-m", "service.cli", *arguments]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False, **options)
+
+
+@pytest.mark.parametrize("arguments", [["generate", "hello"], ["generate", "hello", "--json"], ["models"]])
+def test_output_to_a_full_device_is_one_line(fake: FakeServer, arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = pagecast_to(full, *arguments, "--target", fake.target)
+    line = b"error: OUTPUT_FAILED: cannot write to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, line)
+    assert all(state.state == session_pb2.SESSION_STATE_CLOSED for state in fake.state.values())
+
+
+def test_output_to_a_closed_pipe_ends_the_turn_and_the_session(fake: FakeServer) -> None:
+    fake.hold_after = 3
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = pagecast_to(writer, "generate", "hello", "--target", fake.target)
+    finally:
+        os.close(writer)
+    line = b"error: OUTPUT_FAILED: cannot write to standard output: Broken pipe\n"
+    assert (done.returncode, done.stderr) == (1, line)
+    assert fake.ended.wait(5)
+    assert fake.state["ses_0"].state == session_pb2.SESSION_STATE_CLOSED
+
+
+def test_closed_standard_streams_are_told(fake: FakeServer) -> None:
+    closed = {0: "TEXT: standard input is closed", 1: "cannot write to standard output: it is closed"}
+    for descriptor, words in closed.items():
+        done = pagecast_to(
+            subprocess.PIPE, "generate", "-", "--target", fake.target,
+            preexec_fn=lambda descriptor=descriptor: os.close(descriptor), input=b"hello",
+        )  # fmt: skip
+        assert done.returncode in (1, 2)
+        assert words in done.stderr.decode()
+
+
+def test_a_terminal_that_cannot_spell_the_text_gets_what_it_can(fake: FakeServer) -> None:
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = pagecast_to(subprocess.PIPE, "generate", "h\u00e9", "--target", fake.target, env=env)
+    assert (done.returncode, done.stdout) == (0, b"h?\n")
+    done = pagecast_to(subprocess.PIPE, "generate", "h\u00e9", "--target", fake.target, "--json", env=env)
+    assert json.loads(done.stdout)["text"] == "h\u00e9"
+
+
+def waiting_shows(*, terminal: bool, stop_after_s: float) -> str:
+    out = io.StringIO()
+    with Waiting(Console(file=out, force_terminal=terminal), "waiting", delay_s=0.1) as waiting:
+        time.sleep(stop_after_s)
+        waiting.stop()
+        time.sleep(0.2)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("terminal", "stop_after_s", "shown"), [(True, 0.3, True), (True, 0.0, False), (False, 0.3, False)]
+)
+def test_the_spinner_shows_late_and_on_a_terminal_only(
+    *, terminal: bool, stop_after_s: float, shown: Any
+) -> None:
+    assert ("waiting" in waiting_shows(terminal=terminal, stop_after_s=stop_after_s)) is shown

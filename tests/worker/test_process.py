@@ -1,0 +1,119 @@
+"""`python -m worker` as a process: whatever goes wrong is one event of its log and an exit status."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny_model import write_tiny_gguf
+
+# Makes one thing of the worker fail, then runs it as `python -m worker` does.
+BROKEN = """
+import sys
+from worker.__main__ import main
+from worker.config import prepare_process
+prepare_process()
+import worker.runner
+def broken(self):
+    {breakage}
+worker.runner.Runner.warm_up = broken
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+def run(*flags: str, code: str | None = None, **env: str) -> tuple[int, str]:
+    """Run a worker that cannot start; its exit status and all of its standard error."""
+    start = ["-m", "worker"] if code is None else ["-c", code]
+    done = subprocess.run(
+        [sys.executable, *start, *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**{name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}, **env},
+    )
+    return done.returncode, done.stderr
+
+
+def failure(text: str) -> dict[str, Any]:
+    """The only line of a log, which has to be a `worker_failed` event."""
+    (line,) = text.splitlines()
+    event: dict[str, Any] = json.loads(line)
+    assert (event["event"], event["level"]) == ("worker_failed", "error")
+    return event
+
+
+def listen(folder: Path) -> str:
+    return f"unix:{folder}/w.sock"
+
+
+def test_a_pool_too_large_says_what_it_takes_and_what_to_do(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "wide.gguf", num_heads=64, num_kv_heads=64, head_size=64)
+    status, text = run("--model", str(path), "--listen", listen(tmp_path), "--kv-blocks", str(2**24))
+    assert status == 7
+    # 2 layers of keys and values, 16 tokens a block, 64 heads of 64, 4 bytes each.
+    assert f"takes {2**24 * 2 * 2 * 16 * 64 * 64 * 4} bytes" in failure(text)["error"]
+    assert "lower --kv-blocks" in failure(text)["error"]
+
+
+def test_a_context_beyond_reason_is_refused_with_the_file(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "long.gguf", max_context_tokens=2**32 - 1)
+    status, text = run("--model", str(path), "--listen", listen(tmp_path))
+    assert status == 3
+    assert "long.gguf: max_context_tokens 4294967295" in failure(text)["error"]
+
+
+@pytest.mark.parametrize("where", ["port in use", "300.1.1.1:80"])
+def test_an_address_that_cannot_be_taken(where: str, tiny: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}" if where == "port in use" else where
+        status, text = run("--model", str(tiny), "--listen", address)
+    assert status == 4
+    assert f"cannot listen on {address}" in failure(text)["error"]
+
+
+@pytest.mark.parametrize(
+    ("breakage", "status", "told"),
+    [
+        ("raise worker.runner.RowsNotInvariant('linear: other bits')", 5, "linear: other bits"),
+        ("raise RuntimeError('first line\\nsecond')", 1, "RuntimeError: first line\nsecond"),
+        ("raise MemoryError", 1, "MemoryError"),
+    ],
+)
+def test_a_failed_warm_up(breakage: str, status: int, told: str, tiny: Path, tmp_path: Path) -> None:
+    code = BROKEN.format(breakage=breakage)
+    actual, text = run("--model", str(tiny), "--listen", listen(tmp_path), code=code)
+    assert actual == status
+    assert told in failure(text)["error"]
+    assert ("exception" in failure(text)) is (status == 1)
+
+
+def test_wrong_flags_are_usage_text_for_a_person_and_an_event_for_a_gateway(tmp_path: Path) -> None:
+    flags = ["--listen", listen(tmp_path), "--kv-blocks", "99999999999"]
+    status, text = run(*flags)
+    assert status == 2
+    assert text.startswith("Usage: ")
+    status, text = run(*flags, "--parent-fd", "0")
+    assert status == 2
+    assert "'--kv-blocks'" in failure(text)["error"]
+    status, text = run("--listen", "x", "--max-step-tokens", "2", "--max-step-rows", "3", "--parent-fd=0")
+    assert status == 2
+    assert failure(text)["error"] == "--max-step-rows is over --max-step-tokens"
+
+
+def test_grpc_stays_as_the_operator_set_it(tiny: Path) -> None:
+    status, text = run("--model", str(tiny), "--listen", "300.1.1.1:80", GRPC_VERBOSITY="ERROR")
+    assert status == 4
+    assert "add_port.cc" in text
