@@ -63,9 +63,8 @@ class Intake:
             case "token_ids":
                 return self._token_ids(tuple(source.token_ids.ids), base.conversation)
             case "messages":
-                messages = source.messages.messages
-                size = sum(len(message.content.encode(errors="replace")) for message in messages)
-                self._check_size(max(size, len(messages)), room)
+                contents = (message.content for message in source.messages.messages)
+                self._check_size(sum(len(content.encode(errors="replace")) for content in contents), room)
                 return self._messages(source.messages, base.conversation)
         raise Refused("INPUT_EMPTY", "the input holds nothing", field="input")
 
