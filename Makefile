@@ -2,7 +2,8 @@
 #
 #   make demo    a real reply from a real session, in both plan modes
 #   make serve   gateway and one worker on 127.0.0.1:7070
-#   make test    all tests
+#   make test    all tests but those that take minutes
+#   make test-long   those: a million steps of the scheduler's simulator
 #   make check   format, lint, types, import order, file size, protos, compose file
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ BUF := $(VENV)/buf/node_modules/.bin/buf
 COMPOSE := $(BIN)/docker-compose
 PROTOS := $(wildcard protos/pagecast/v1/*.proto protos/pagecast/worker/v1/*.proto)
 
-.PHONY: setup demo serve test check format stubs clean
+.PHONY: setup demo serve test test-long check format stubs clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -36,6 +37,9 @@ serve: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+test-long: $(READY)
+	$(BIN)/python -m pytest -m long
 
 check: $(READY) $(BUF) $(COMPOSE)
 	$(BIN)/ruff format --check .

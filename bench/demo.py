@@ -21,7 +21,8 @@ from rich.table import Table
 
 import pagecast
 from bench.server_process import ServerError, running_server
-from service.commands import CommandError, only_model
+from service.commands.errors import CommandError
+from service.commands.models import only_model
 
 PROMPT = "Why is the sky blue? Answer in two sentences."
 FOLLOW_UP = "And why is it red at sunset?"

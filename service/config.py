@@ -84,6 +84,11 @@ class ServeSettings(BaseSettings):
         threads: Compute threads per worker. None: the CPUs, shared out among the workers.
         start_timeout_s: How long workers may take until they serve, in seconds
             (`PAGECAST_START_TIMEOUT`).
+        worker_timeout_s: A worker that answers nothing for so long is lost, in seconds
+            (`PAGECAST_WORKER_TIMEOUT`).
+        step_timeout_s: So is one whose step takes longer (`PAGECAST_STEP_TIMEOUT`).
+        drain_timeout_s: How long running turns may go on after SIGTERM, in seconds
+            (`PAGECAST_DRAIN_TIMEOUT`).
         log_level: Least severe level that is logged.
 
     Names of kernels, plans and levels are taken in any case.
@@ -104,6 +109,15 @@ class ServeSettings(BaseSettings):
     threads: int | None = Field(default=None, ge=1, le=1024)
     start_timeout_s: float = Field(
         default=180.0, gt=0.0, le=86_400.0, validation_alias="PAGECAST_START_TIMEOUT"
+    )
+    worker_timeout_s: float = Field(
+        default=10.0, ge=0.1, le=86_400.0, validation_alias="PAGECAST_WORKER_TIMEOUT"
+    )
+    step_timeout_s: float = Field(
+        default=300.0, gt=0.0, le=86_400.0, validation_alias="PAGECAST_STEP_TIMEOUT"
+    )
+    drain_timeout_s: float = Field(
+        default=10.0, ge=0.0, le=86_400.0, validation_alias="PAGECAST_DRAIN_TIMEOUT"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -5,8 +5,7 @@ anywhere under a handler; `service.interceptors` turns it into the status that `
 
     Exception
     ├── PagecastError   a refusal or failure with a reason, told to the caller
-    ├── StartError      the gateway cannot start; one sentence for the operator
-    └── NoWorkerLeft    every worker is lost: the gateway has nothing to serve with
+    └── StartError      the gateway cannot start; one sentence for the operator
 """
 
 from collections.abc import Mapping
@@ -62,6 +61,8 @@ class Reason(StrEnum):
     NO_WORKER = "NO_WORKER"
     DRAINING = "DRAINING"
     WORKER_LOST = "WORKER_LOST"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
     TOKEN_MISSING = "TOKEN_MISSING"  # noqa: S105  a reason, no secret
     TOKEN_INVALID = "TOKEN_INVALID"  # noqa: S105  a reason, no secret
     SCOPE_MISSING = "SCOPE_MISSING"
@@ -129,6 +130,8 @@ _RULES: Mapping[Reason, _Rule] = {
     Reason.DRAINING: _Rule(grpc.StatusCode.UNAVAILABLE, _Detail.RETRY, retry_s=5),
     # No RetryInfo: what the worker held is gone, so the same call does not succeed later.
     Reason.WORKER_LOST: _Rule(grpc.StatusCode.UNAVAILABLE),
+    Reason.DEADLINE_EXCEEDED: _Rule(grpc.StatusCode.DEADLINE_EXCEEDED),
+    Reason.CANCELLED: _Rule(grpc.StatusCode.CANCELLED),
     Reason.TOKEN_MISSING: _UNAUTHENTICATED,
     Reason.TOKEN_INVALID: _UNAUTHENTICATED,
     Reason.SCOPE_MISSING: _Rule(grpc.StatusCode.PERMISSION_DENIED),
@@ -142,10 +145,6 @@ _RULES: Mapping[Reason, _Rule] = {
 
 class StartError(Exception):
     """The gateway cannot start; the text is one sentence for whoever started it."""
-
-
-class NoWorkerLeft(Exception):
-    """Every worker is lost, and the sessions with them; a gateway that stayed could only refuse."""
 
 
 class PagecastError(Exception):

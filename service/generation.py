@@ -1,59 +1,53 @@
-"""GenerationService: one turn's events from worker to client. Knows no tokenizer and no step.
+"""GenerationService: validate, route, relay a turn's events. Knows no tokenizer and no step."""
 
-A stream that ends before its turn did (the client left, its deadline passed, the gateway stops)
-cancels the turn in the worker, after Submit's reply, since calls to a worker have no order.
-"""
-
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from functools import partial
 
-import grpc
 from structlog.typing import FilteringBoundLogger
 
-from pagecast.v1 import generation_pb2, generation_pb2_grpc
+from pagecast.v1 import generation_pb2, generation_pb2_grpc, session_pb2
 from pagecast.worker.v1 import worker_pb2
-from service.errors import PagecastError, from_refusal
+from service.deadlines import Context, departure, remaining
+from service.errors import PagecastError, Reason
 from service.ids import new_generation_id
 from service.pool.link import WorkerLink
+from service.replays import Replays
 from service.router import Router
-from service.telemetry.generations import GenerationRecord
+from service.turns import Turn, Turns
 from service.validate import check_cancel_generation, check_generate, not_implemented
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Runs and cancels turns on the workers that hold their sessions."""
 
-    def __init__(self, router: Router[WorkerLink], log: FilteringBoundLogger) -> None:
+    def __init__(
+        self, router: Router[WorkerLink], turns: Turns, replays: Replays, log: FilteringBoundLogger
+    ) -> None:
         self._router = router
+        self._turns = turns
+        self._replays = replays
         self._log = log
 
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        """Run one turn: started, chunks, finished."""
+        """Run one turn, or watch the one that the same request id started: started, chunks, finished."""
         check_generate(request)
-        link = self._router.find(request.session_id)
-        submit = _submit_request(request)
-        record = GenerationRecord(submit.session_id, submit.generation_id)
-        status = grpc.StatusCode.INTERNAL
-        try:
-            async with aclosing(_run_turn(link, submit)) as responses:
-                async for response in responses:
-                    record.observe(response)
-                    yield response
-            status = grpc.StatusCode.OK
-        except PagecastError as error:
-            status = error.status
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            status = _departure(context)
-            raise
-        finally:
-            record.log(self._log, status.name)
+        is_watching = True
+        while is_watching:
+            turn, is_own = await self._turn(request, context)
+            is_watching = False
+            try:
+                async with aclosing(turn.watch(partial(departure, context))) as responses:
+                    async for response in responses:
+                        yield response
+            except PagecastError as error:
+                # The deadline of the call that started it, before its first step; this one's is another.
+                is_watching = error.reason is Reason.DEADLINE_EXCEEDED and not is_own
+                if not is_watching:
+                    raise
+                await turn.ended()
 
     def AttachGeneration(
         self, request: generation_pb2.AttachGenerationRequest, context: object
@@ -67,35 +61,48 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """End a turn from outside its stream, which then finishes as CANCELLED."""
         del context
         check_cancel_generation(request)
+        return await self._replays.answer("CancelGeneration", request, partial(self._cancel, request))
+
+    async def _turn(self, request: generation_pb2.GenerateRequest, context: Context) -> tuple[Turn, bool]:
+        """Return the request's turn, and whether this call started it."""
+        started: list[Turn] = []
+
+        def start() -> Turn:
+            link = self._router.find(request.session_id)
+            keeps_all = request.HasField("request_id")
+            turn = self._turns.start(
+                link, _submit_request(request, context), log=self._log, keeps_all=keeps_all
+            )
+            turn.when_over(partial(self._remember, request.session_id, turn))
+            started.append(turn)
+            return turn
+
+        if not request.HasField("request_id"):
+            return start(), True
+        turn = await self._replays.turn("Generate", request, start)
+        return turn, turn in started
+
+    def _remember(self, session_id: str, turn: Turn) -> None:
+        """Note what a committed turn made of its session, for when its worker is lost."""
+        seen, finished = self._router.snapshot(session_id), turn.finished
+        if seen is None or finished is None or finished.revision <= seen.revision:
+            return
+        session = session_pb2.Session()
+        session.CopyFrom(seen)
+        session.revision = finished.revision
+        session.num_tokens += finished.usage.input_tokens + finished.usage.output_tokens
+        self._router.remember(session)
+
+    async def _cancel(
+        self, request: generation_pb2.CancelGenerationRequest
+    ) -> generation_pb2.CancelGenerationResponse:
         link = self._router.find(request.session_id)
         wire = worker_pb2.CancelRequest(session_id=request.session_id, generation_id=request.generation_id)
         await link.call(link.stub.Cancel, wire)
         return generation_pb2.CancelGenerationResponse()
 
 
-async def _run_turn(
-    link: WorkerLink, submit: worker_pb2.SubmitRequest
-) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-    """Submit a turn and yield its events; if left before the turn is over, cancel it in the worker.
-
-    Raises:
-        PagecastError: The turn was refused, it failed, or its worker is lost.
-    """
-    cancel = worker_pb2.CancelRequest(session_id=submit.session_id, generation_id=submit.generation_id)
-    with link.follow(submit.generation_id) as mailbox:
-        await link.settle(link.call(link.stub.Submit, submit), lambda: link.call(link.stub.Cancel, cancel))
-        is_over = False
-        try:
-            while not is_over:
-                event = await mailbox.take()
-                is_over = event.HasField("finished") or event.HasField("failed")
-                yield _response(event)
-        finally:
-            if not is_over:
-                link.spawn(link.attempt(link.call(link.stub.Cancel, cancel)))
-
-
-def _submit_request(request: generation_pb2.GenerateRequest) -> worker_pb2.SubmitRequest:
+def _submit_request(request: generation_pb2.GenerateRequest, context: Context) -> worker_pb2.SubmitRequest:
     """Return the worker's form of the request, under a generation id drawn here."""
     return worker_pb2.SubmitRequest(
         generation_id=new_generation_id(),
@@ -105,28 +112,9 @@ def _submit_request(request: generation_pb2.GenerateRequest) -> worker_pb2.Submi
         sampling=request.sampling,
         stopping=request.stopping,
         response=request.response,
+        queue_timeout=request.queue_timeout if request.HasField("queue_timeout") else None,
+        time_limit=request.time_limit if request.HasField("time_limit") else None,
         cancel_policy=request.cancel_policy,
+        priority=request.priority if request.HasField("priority") else None,
+        deadline=remaining(context),
     )
-
-
-def _response(event: worker_pb2.GenerationEvent) -> generation_pb2.GenerateResponse:
-    """Return what the client gets of an event. Raises PagecastError for `failed`."""
-    match event.WhichOneof("event"):
-        case "started":
-            return generation_pb2.GenerateResponse(started=event.started)
-        case "chunk":
-            return generation_pb2.GenerateResponse(chunk=event.chunk)
-        case "finished":
-            return generation_pb2.GenerateResponse(finished=event.finished)
-        case "failed":
-            raise from_refusal(event.failed)
-        case _:
-            raise ValueError("the worker sent an event without content")
-
-
-def _departure(context: Context) -> grpc.StatusCode:
-    """How a call that was cut off ended for its client."""
-    remaining_s = context.time_remaining()
-    if remaining_s is not None and remaining_s <= 0:
-        return grpc.StatusCode.DEADLINE_EXCEEDED
-    return grpc.StatusCode.CANCELLED

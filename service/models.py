@@ -1,13 +1,14 @@
-"""ModelService: what the workers serve. Knows no model file."""
+"""ModelService: what the workers serve, and their tokenizers. Knows no model file."""
 
 from pagecast.v1 import model_pb2, model_pb2_grpc
+from pagecast.worker.v1 import worker_pb2
 from service.pool.link import WorkerLink
 from service.router import Router
-from service.validate import check_get_model, not_implemented
+from service.validate import check_detokenize, check_get_model, check_tokenize
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):
-    """Answers from what the workers said of themselves."""
+    """Answers from what the workers said of themselves, and through any worker of the model."""
 
     def __init__(self, router: Router[WorkerLink]) -> None:
         self._router = router
@@ -30,11 +31,20 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     async def Tokenize(
         self, request: model_pb2.TokenizeRequest, context: object
     ) -> model_pb2.TokenizeResponse:
-        """Refuse: not in this version."""
-        raise not_implemented("Tokenize")
+        """Turn an input into the ids that a fresh session's log would hold."""
+        del context
+        check_tokenize(request)
+        link = self._router.link_of_model(request.model)
+        response = await link.call(link.stub.Tokenize, worker_pb2.TokenizeRequest(input=request.input))
+        return model_pb2.TokenizeResponse(token_ids=response.token_ids)
 
     async def Detokenize(
         self, request: model_pb2.DetokenizeRequest, context: object
     ) -> model_pb2.DetokenizeResponse:
-        """Refuse: not in this version."""
-        raise not_implemented("Detokenize")
+        """Turn ids into text."""
+        del context
+        check_detokenize(request)
+        link = self._router.link_of_model(request.model)
+        wire = worker_pb2.DetokenizeRequest(token_ids=request.token_ids)
+        response = await link.call(link.stub.Detokenize, wire)
+        return model_pb2.DetokenizeResponse(text=response.text)

@@ -1,17 +1,23 @@
 """Which worker holds which session. Pure: no calls, no clock, no randomness.
 
-Knows sessions by id and workers by the model they serve and whether they are lost.
+Knows sessions by id and by how they were last seen, and workers by the model they serve and whether they
+are lost. A worker here is one process: when it is lost its sessions have failed, and the one that comes in
+its place is another.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from pagecast.v1 import model_pb2, session_pb2
 from service.errors import PagecastError, Reason
 
-# A closed session is remembered so that closing it again is answered; about 500 bytes each.
+# Closed sessions are remembered so that closing them again is answered, failed ones so that their end is
+# told and they can be closed; about 500 bytes each.
 MAX_CLOSED = 10_000
+MAX_FAILED = 10_000
 
 
 class _Flag(Protocol):
@@ -28,55 +34,126 @@ class Worker(Protocol):
 
     @property
     def lost(self) -> _Flag:
-        """Set once it is lost."""
+        """Set once it is lost, for good."""
         ...
 
 
 W = TypeVar("W", bound=Worker)
 
 
-class Router(Generic[W]):
-    """Maps sessions to workers, and remembers the last `MAX_CLOSED` closed ones."""
+@dataclass(slots=True)
+class _Entry(Generic[W]):
+    """A session that is not closed.
 
-    def __init__(self, workers: Sequence[W]) -> None:
-        self._workers = tuple(workers)
-        self._index_of: dict[str, int] = {}
-        self._num_sessions = [0] * len(self._workers)
+    Attributes:
+        number: Orders sessions by when they were placed.
+        model: Name of its model.
+        worker: Who holds it; None once it is known to have failed.
+        snapshot: As it was last seen; None while it is being opened.
+    """
+
+    number: int
+    model: str
+    worker: W | None
+    snapshot: session_pb2.Session | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its worker is lost."""
+        return self.worker is None or self.worker.lost.is_set()
+
+
+class Router(Generic[W]):
+    """Maps sessions to workers; remembers the last `MAX_CLOSED` closed and `MAX_FAILED` failed ones."""
+
+    def __init__(self, workers: Sequence[W] = ()) -> None:
+        self._workers: list[W] = []
+        # In the order of their numbers.
+        self._entries: dict[str, _Entry[W]] = {}
         self._closed: OrderedDict[str, session_pb2.Session] = OrderedDict()
+        self._known_models: set[str] = set()
+        # Of live workers, by identity: two workers may compare equal.
+        self._num_sessions: dict[int, int] = {}
+        self._last_number = 0
+        for worker in workers:
+            self.add(worker)
+
+    def add(self, worker: W) -> None:
+        """Place sessions on this worker too; those that are lost are let go."""
+        self._workers = [known for known in self._workers if not known.lost.is_set()] + [worker]
+        self._known_models.add(worker.model.name)
+        self._num_sessions = {id(known): self._num_sessions.get(id(known), 0) for known in self._workers}
+        failed = [session_id for session_id, entry in self._entries.items() if entry.has_failed]
+        for session_id in failed:
+            self._entries[session_id].worker = None
+        for session_id in failed[: max(0, len(failed) - MAX_FAILED)]:
+            del self._entries[session_id]
 
     def models(self) -> list[model_pb2.Model]:
         """Return the models of live workers, each once, by name."""
-        by_name = {worker.model.name: worker.model for worker in self._workers if not worker.lost.is_set()}
+        by_name = {worker.model.name: worker.model for worker in self._live()}
         return [by_name[name] for name in sorted(by_name)]
 
     def model(self, name: str) -> model_pb2.Model:
         """Return the model of that name. Raises as `place` does."""
-        return self._workers[self._candidates(name)[0]].model
+        return self.link_of_model(name).model
+
+    def link_of_model(self, model: str) -> W:
+        """Return any live worker of the model. Raises as `place` does."""
+        return self._candidates(model)[0]
 
     def place(self, session_id: str, model: str) -> W:
         """Give a new session to the live worker of `model` with the fewest sessions.
 
         Raises:
-            PagecastError: MODEL_NOT_FOUND; NO_WORKER when every worker of the model is lost.
+            PagecastError: MODEL_NOT_FOUND where no worker ever served it; NO_WORKER while none does.
         """
-        index = min(self._candidates(model), key=lambda index: (self._num_sessions[index], index))
-        self._index_of[session_id] = index
-        self._num_sessions[index] += 1
-        return self._workers[index]
+        worker = min(self._candidates(model), key=lambda worker: self._num_sessions[id(worker)])
+        self._num_sessions[id(worker)] += 1
+        self._last_number += 1
+        self._entries[session_id] = _Entry(self._last_number, model, worker)
+        return worker
 
     def find(self, session_id: str) -> W:
-        """Return the worker that holds a session, lost or not.
+        """Return the worker that holds a session.
 
         Raises:
-            PagecastError: SESSION_CLOSED or SESSION_NOT_FOUND.
+            PagecastError: SESSION_FAILED where it is lost; SESSION_CLOSED or SESSION_NOT_FOUND.
         """
-        index = self._index_of.get(session_id)
-        if index is not None:
-            return self._workers[index]
+        entry = self._entries.get(session_id)
         metadata = {"session": session_id}
+        if entry is not None:
+            if entry.worker is None or entry.has_failed:
+                raise PagecastError(
+                    Reason.SESSION_FAILED, "the session was lost with its worker", metadata=metadata
+                )
+            return entry.worker
         if session_id in self._closed:
             raise PagecastError(Reason.SESSION_CLOSED, "the session is closed", metadata=metadata)
         raise PagecastError(Reason.SESSION_NOT_FOUND, "no session has this id", metadata=metadata)
+
+    def remember(self, session: session_pb2.Session) -> None:
+        """Keep how a session was last seen, for when its worker is gone; ids not placed are fine."""
+        entry = self._entries.get(session.session_id)
+        if entry is not None:
+            entry.snapshot = _without_kv(session)
+
+    def snapshot(self, session_id: str) -> session_pb2.Session | None:
+        """Return how a session was last seen, without what its KV took; None if it is not open or failed."""
+        entry = self._entries.get(session_id)
+        return None if entry is None else entry.snapshot
+
+    def failed(self, session_id: str) -> session_pb2.Session | None:
+        """Return a session whose worker is lost as it was last seen, FAILED; None if it has not failed."""
+        entry = self._entries.get(session_id)
+        if entry is None or not entry.has_failed:
+            return None
+        session = session_pb2.Session(session_id=session_id, model=entry.model)
+        if entry.snapshot is not None:
+            session.CopyFrom(entry.snapshot)
+        session.state = session_pb2.SESSION_STATE_FAILED
+        session.kv_residency = session_pb2.KV_RESIDENCY_DROPPED
+        return session
 
     def closed(self, session_id: str) -> session_pb2.Session | None:
         """Return a closed session as it was left; None if it is not closed or no longer remembered."""
@@ -94,19 +171,49 @@ class Router(Generic[W]):
 
     def forget(self, session_id: str) -> None:
         """Drop a session that was placed; unknown ids are fine."""
-        index = self._index_of.pop(session_id, None)
-        if index is not None:
-            self._num_sessions[index] -= 1
+        entry = self._entries.pop(session_id, None)
+        if entry is not None and not entry.has_failed:
+            self._num_sessions[id(entry.worker)] -= 1
 
-    def _candidates(self, model: str) -> list[int]:
-        """Return the indices of live workers that serve `model`, at least one."""
-        serving = [index for index, worker in enumerate(self._workers) if worker.model.name == model]
-        if not serving:
+    def held_by(self, worker: W) -> list[str]:
+        """Return the ids of the sessions on a worker; one that is lost counts until the next `add`."""
+        return [session_id for session_id, entry in self._entries.items() if entry.worker is worker]
+
+    def page(self, before: int | None, size: int) -> list[tuple[int, str]]:
+        """Return (number, id) of up to `size` open and failed sessions, the newest first.
+
+        Args:
+            before: Only those of a lower number, that is, placed earlier; None: from the newest on.
+            size: At least 1.
+        """
+        return list(islice(self._newest_first(before), size))
+
+    def _newest_first(self, before: int | None) -> Iterator[tuple[int, str]]:
+        for session_id, entry in reversed(self._entries.items()):
+            # One without a snapshot is being opened: nobody knows its id yet.
+            if entry.snapshot is not None and (before is None or entry.number < before):
+                yield entry.number, session_id
+
+    def _live(self) -> list[W]:
+        return [worker for worker in self._workers if not worker.lost.is_set()]
+
+    def _candidates(self, model: str) -> list[W]:
+        """Return the live workers that serve `model`, at least one."""
+        live = [worker for worker in self._live() if worker.model.name == model]
+        if not live and model not in self._known_models:
             raise PagecastError(
                 Reason.MODEL_NOT_FOUND, "no model of this name is served", field="model",
                 metadata={"model": model},
             )  # fmt: skip
-        live = [index for index in serving if not self._workers[index].lost.is_set()]
         if not live:
-            raise PagecastError(Reason.NO_WORKER, "no worker of this model is left")
+            raise PagecastError(Reason.NO_WORKER, "no worker of this model is there")
         return live
+
+
+def _without_kv(session: session_pb2.Session) -> session_pb2.Session:
+    """Return a copy that says nothing of KV, which is over as soon as it is told."""
+    kept = session_pb2.Session()
+    kept.CopyFrom(session)
+    kept.kv_residency = session_pb2.KV_RESIDENCY_DROPPED
+    kept.num_kv_blocks = kept.num_computed_tokens = kept.num_shared_tokens = 0
+    return kept

@@ -1,18 +1,17 @@
-"""Composes the gateway and runs it: pool, links, servicers, health, reflection, signals.
+"""Composes the gateway and runs it: pool, slots, servicers, health, reflection, signals.
 
 Knows the order of starting and stopping; knows nothing of what calls do.
 """
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import Sequence
-from functools import partial
-from importlib.metadata import version
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.typing import FilteringBoundLogger
 
 from pagecast._process_log import process_log
@@ -24,25 +23,30 @@ from pagecast.v1 import (
     session_pb2,
     session_pb2_grpc,
 )
+from pagecast.worker.v1 import worker_pb2
 from service.config import ServeSettings
-from service.errors import NoWorkerLeft, StartError
+from service.drain import DrainInterceptor, draining
+from service.errors import StartError
 from service.generation import GenerationServicer
+from service.health import HealthServicer
 from service.interceptors import ErrorInterceptor
 from service.models import ModelServicer
 from service.pool import Pool
 from service.pool.link import WorkerLink
 from service.pool.local import LocalPool
+from service.pool.slot import Slot, start_all
 from service.pool.static import StaticPool
+from service.reflection import add_reflection
+from service.replays import Replays
 from service.router import Router
 from service.sessions import SessionServicer
+from service.turns import Turns
 
-STREAM_GRACE_S = 5.0
+# After the turns have ended: for their last messages, and for calls that are no turns.
+CALL_GRACE_S = 1.0
 WORKER_GRACE_S = 5.0
-SERVICES = (
-    session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
-    generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
-    model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
-)
+FILES = (session_pb2.DESCRIPTOR, generation_pb2.DESCRIPTOR, model_pb2.DESCRIPTOR)
+SERVICES = tuple(service.full_name for file in FILES for service in file.services_by_name.values())
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Two servers that share a port without a word would each see half of the calls.
     ("grpc.so_reuseport", 0),
@@ -56,16 +60,20 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+class _SupervisorGone(Exception):
+    """The process that runs the workers ended, and they with it."""
+
+
 def serve(settings: ServeSettings) -> int:
     """Run the gateway until it is told to stop.
 
     Returns:
-        The process's exit code: 0 after SIGTERM or SIGINT; 1 if it could not start or every worker is
-        lost (one log line says why), so that whatever keeps the service running starts it anew.
+        The process's exit code: 0 after SIGTERM or SIGINT; 1 if it could not start, or lost the supervisor
+        of its workers (one log line says why), so that whatever keeps the service running starts it anew.
     """
     with process_log(settings.log_level) as log:
         try:
-            pool = _open_pool(settings)
+            pool = _open_pool(settings, log)
             try:
                 asyncio.run(_run(settings, pool, log))
             finally:
@@ -73,8 +81,8 @@ def serve(settings: ServeSettings) -> int:
         except StartError as error:
             log.error("gateway_failed", error=str(error))
             return 1
-        except NoWorkerLeft:
-            log.error("gateway_failed", error="every worker is lost")
+        except _SupervisorGone:
+            log.error("gateway_failed", error="the supervisor of the workers is gone")
             return 1
         except Exception as error:  # a bug
             log.error("gateway_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
@@ -95,32 +103,49 @@ class _Stop:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
 
+    def urge(self) -> None:
+        """Stop at once: there is nothing left to end in order."""
+        self.requested.set()
+        self.urged.set()
+
     def _on_signal(self) -> None:
         (self.urged if self.requested.is_set() else self.requested).set()
 
 
-def _open_pool(settings: ServeSettings) -> Pool:
+def _open_pool(settings: ServeSettings, log: FilteringBoundLogger) -> Pool:
     if settings.worker_addresses:
         return StaticPool(settings.worker_addresses)
-    return LocalPool.spawn(settings)
+    return LocalPool.start(settings, log)
 
 
 async def _run(settings: ServeSettings, pool: Pool, log: FilteringBoundLogger) -> None:
-    """Serve from the pool's workers until a signal, then end streams, links and workers in that order."""
+    """Serve from the pool's workers until a signal, then end turns, links and workers in that order."""
     stop = _Stop()
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(log)], options=SERVER_OPTIONS)
+    drain = DrainInterceptor()
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(log), drain], options=SERVER_OPTIONS)
     listen = _bind(server, settings.listen)
-    log.info("gateway_starting", workers=len(pool.addresses))
-    starting = asyncio.create_task(_connect(settings, pool, log))
-    if await _before(starting, stop.requested):
-        links = await starting
-        try:
-            await _serve(server, links, listen, stop, log)
-        finally:
-            await asyncio.gather(*(link.close() for link in links))
-    else:
+    log.info("gateway_starting", workers=pool.size)
+    watching = asyncio.create_task(pool.watch())
+    slots = [Slot(index, pool, settings, log) for index in range(pool.size)]
+    starting = asyncio.create_task(start_all(slots))
+    try:
+        await _first(starting, watching, event=stop.requested)
+        if starting.done():
+            router = Router(await starting)
+            services = await add_services(server, router, log)
+            async with _kept(slots, router, services.health) as keeping:
+                await server.start()
+                log.info("gateway_ready", listen=listen, models=[model.name for model in router.models()])
+                await _serve(
+                    server, services, [watching, keeping], stop, drain, settings.drain_timeout_s, log
+                )
+        elif watching.done():
+            raise _SupervisorGone
+    finally:
         starting.cancel()
         await asyncio.wait([starting])
+        await asyncio.gather(*(slot.close() for slot in slots))
+        watching.cancel()
     await _stop_pool(pool, stop)
 
 
@@ -135,94 +160,121 @@ def _bind(server: grpc.aio.Server, listen: str) -> str:
     return f"{listen.rpartition(':')[0]}:{port}"
 
 
-async def _connect(settings: ServeSettings, pool: Pool, log: FilteringBoundLogger) -> list[WorkerLink]:
-    """Wait until every worker serves; the first that cannot ends the wait. Raises StartError."""
-    tasks = [
-        asyncio.create_task(
-            WorkerLink.connect(
-                address,
-                version=version("pagecast"),
-                exit_code=partial(pool.exit_code, address),
-                timeout_s=settings.start_timeout_s,
-                log=log,
-            )
-        )
-        for address in pool.addresses
-    ]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, WorkerLink):
-                await result.close()
-        raise
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What of the services the server itself has to do with."""
 
-
-async def _serve(
-    server: grpc.aio.Server, links: Sequence[WorkerLink], listen: str, stop: _Stop, log: FilteringBoundLogger
-) -> None:
-    router = Router(links)
-    health_servicer = await add_services(server, router, log)
-    await server.start()
-    log.info("gateway_ready", listen=listen, models=[model.name for model in router.models()])
-    try:
-        all_lost = asyncio.create_task(_wait_all_lost(links))
-        are_lost = await _before(all_lost, stop.requested)
-        all_lost.cancel()
-        log.info("gateway_stopping")
-        await health_servicer.enter_graceful_shutdown()
-    finally:
-        await _stop_server(server, stop)
-    if are_lost:
-        raise NoWorkerLeft
+    health: HealthServicer
+    turns: Turns
 
 
 async def add_services(
     server: grpc.aio.Server, router: Router[WorkerLink], log: FilteringBoundLogger
-) -> health.aio.HealthServicer:
-    """Put every service on a server that has not started. Returns the health servicer, SERVING."""
-    session_pb2_grpc.add_SessionServiceServicer_to_server(SessionServicer(router), server)
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(router, log), server)
+) -> Services:
+    """Put every service on a server that has not started; health tells what the router has now."""
+    turns, replays, health = Turns(), Replays(), HealthServicer(SERVICES)
+    session_pb2_grpc.add_SessionServiceServicer_to_server(SessionServicer(router, turns, replays), server)
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(
+        GenerationServicer(router, turns, replays, log), server
+    )
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(router), server)
-    health_servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    await _set_health(health_servicer, health_pb2.HealthCheckResponse.SERVING)
-    return health_servicer
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    add_reflection(server, (*FILES, health_pb2.DESCRIPTOR))
+    await health.tell(is_serving=bool(router.models()))
+    return Services(health, turns)
 
 
-async def _set_health(
-    servicer: health.aio.HealthServicer, status: health_pb2.HealthCheckResponse.ServingStatus
+@contextlib.asynccontextmanager
+async def _kept(
+    slots: Sequence[Slot], router: Router[WorkerLink], health: HealthServicer
+) -> "AsyncIterator[asyncio.Task[Any]]":
+    """Keep the slots connected while the block runs, and router and health by them.
+
+    Yields what does so; it ends by itself only with the exception that is a bug there.
+    """
+    has_changed = asyncio.Event()
+
+    def on_change(lost: WorkerLink, now: WorkerLink | None) -> None:
+        if now is not None:
+            if now.instance_id == lost.instance_id:
+                _close_left(router.held_by(lost), now)
+            router.add(now)
+        has_changed.set()
+
+    async def tell_health() -> None:
+        while True:
+            await has_changed.wait()
+            has_changed.clear()
+            await health.tell(is_serving=bool(router.models()))
+
+    async def keep() -> None:
+        await asyncio.gather(*(slot.keep(on_change) for slot in slots), tell_health())
+
+    keeping = asyncio.create_task(keep())
+    try:
+        yield keeping
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
+def _close_left(session_ids: Sequence[str], link: WorkerLink) -> None:
+    """Close sessions in a worker that was out of reach: they have been told to have failed."""
+    for session_id in session_ids:
+        request = worker_pb2.CloseSessionRequest(session_id=session_id)
+        link.spawn(link.attempt(link.call(link.stub.CloseSession, request)))
+
+
+async def _serve(
+    server: grpc.aio.Server,
+    services: Services,
+    supports: "Sequence[asyncio.Task[Any]]",
+    stop: _Stop,
+    drain: DrainInterceptor,
+    drain_timeout_s: float,
+    log: FilteringBoundLogger,
 ) -> None:
-    for name in ("", *SERVICES):
-        await servicer.set(name, status)
-
-
-async def _wait_all_lost(links: Sequence[WorkerLink]) -> None:
-    for link in links:
-        await link.lost.wait()
+    """Serve until a signal, then drain. Raises _SupervisorGone, or what else ended one of `supports`."""
+    try:
+        await _first(*supports, event=stop.requested)
+        for ended in filter(asyncio.Task.done, supports):
+            stop.urge()
+            await ended
+            raise _SupervisorGone
+        log.info("gateway_stopping", num_turns=services.turns.num_running)
+        drain.begin()
+        await services.health.end()
+        idle = asyncio.create_task(services.turns.wait_idle())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_timeout_s):
+                await _first(idle, event=stop.urged)
+        idle.cancel()
+    finally:
+        services.turns.fail_all(draining())
+        await _stop_server(server, stop)
 
 
 async def _stop_server(server: grpc.aio.Server, stop: _Stop) -> None:
-    """Refuse new calls and let running ones end for `STREAM_GRACE_S`, or not at all once urged."""
-    ending = asyncio.create_task(server.stop(STREAM_GRACE_S))
-    if not await _before(ending, stop.urged):
+    """Refuse new calls and let running ones end for `CALL_GRACE_S`, or not at all once urged."""
+    ending = asyncio.create_task(server.stop(CALL_GRACE_S))
+    await _first(ending, event=stop.urged)
+    if not ending.done():
         await server.stop(0.0)
     await ending
 
 
 async def _stop_pool(pool: Pool, stop: _Stop) -> None:
     ending = asyncio.create_task(asyncio.to_thread(pool.stop, WORKER_GRACE_S))
-    if not await _before(ending, stop.urged):
+    await _first(ending, event=stop.urged)
+    if not ending.done():
         await asyncio.to_thread(pool.stop, 0.0)
     await ending
 
 
-async def _before(task: asyncio.Task[Any], event: asyncio.Event) -> bool:
-    """Wait for whichever comes first; True if it is the task. Leaves the task as it is."""
+async def _first(*tasks: "asyncio.Task[Any]", event: asyncio.Event) -> None:
+    """Wait for whichever comes first; leaves the tasks as they are, also when cancelled."""
     waiting = asyncio.create_task(event.wait())
-    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    return task.done()
+    try:
+        await asyncio.wait({*tasks, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()

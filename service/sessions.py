@@ -1,82 +1,96 @@
 """SessionService: validate, route, relay. Knows no token and no KV."""
 
-import asyncio
 from functools import partial
 
 from pagecast.v1 import session_pb2, session_pb2_grpc
 from pagecast.worker.v1 import worker_pb2
-from service.ids import new_session_id
+from service.closing import Closings
+from service.deadlines import Context
+from service.errors import PagecastError, Reason
+from service.listing import SessionPages
+from service.opening import append, open_session
 from service.pool.link import WorkerLink
+from service.replays import Replays
 from service.router import Router
+from service.turns import Turns
 from service.validate import (
+    check_append_input,
     check_close_session,
     check_get_session,
+    check_list_sessions,
     check_open_session,
     check_update_session,
     not_implemented,
 )
+from service.validate.limits import DEFAULT_PAGE_SIZE
 
 
 class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     """Opens, reads, changes and closes sessions on the workers that hold them."""
 
-    def __init__(self, router: Router[WorkerLink]) -> None:
+    def __init__(self, router: Router[WorkerLink], turns: Turns, replays: Replays) -> None:
         self._router = router
-        self._closing: dict[str, asyncio.Task[session_pb2.Session]] = {}
+        self._turns = turns
+        self._replays = replays
+        self._closings = Closings(router)
+        self._pages = SessionPages(router)
 
     async def OpenSession(
-        self, request: session_pb2.OpenSessionRequest, context: object
+        self, request: session_pb2.OpenSessionRequest, context: Context
     ) -> session_pb2.OpenSessionResponse:
         """Open a session on the worker with the fewest; a caller who left meanwhile leaves none behind."""
-        del context
         check_open_session(request)
-        session_id = new_session_id()
-        link = self._router.place(session_id, request.model)
-        wire = worker_pb2.OpenSessionRequest(
-            session_id=session_id,
-            decode_plan=request.decode_plan,
-            max_context_tokens=request.max_context_tokens if request.HasField("max_context_tokens") else None,
-            default_sampling=request.default_sampling,
-            labels=request.labels,
-        )
-        try:
-            response = await link.settle(
-                link.call(link.stub.OpenSession, wire), lambda: self._close_in_worker(link, session_id)
-            )
-        except BaseException:
-            self._router.forget(session_id)
-            raise
-        return session_pb2.OpenSessionResponse(session=response.session)
+
+        async def run() -> session_pb2.OpenSessionResponse:
+            session = await open_session(self._router, self._turns, request, context)
+            return session_pb2.OpenSessionResponse(session=session)
+
+        return await self._replays.answer("OpenSession", request, run, is_undone_when_left=True)
 
     async def GetSession(
         self, request: session_pb2.GetSessionRequest, context: object
     ) -> session_pb2.GetSessionResponse:
-        """Read a session; one that was closed reads as it was left."""
+        """Read a session; one that was closed, or whose worker is lost, reads as it was left."""
         del context
         check_get_session(request)
-        closed = self._router.closed(request.session_id)
-        if closed is not None:
-            return session_pb2.GetSessionResponse(session=closed)
-        link = self._router.find(request.session_id)
-        wire = worker_pb2.GetSessionRequest(session_id=request.session_id)
-        response = await link.call(link.stub.GetSession, wire)
-        return session_pb2.GetSessionResponse(session=response.session)
+        session_id = request.session_id
+        session = self._router.closed(session_id) or self._router.failed(session_id)
+        if session is None:
+            session = await self._get(session_id)
+        return session_pb2.GetSessionResponse(session=session)
+
+    async def ListSessions(
+        self, request: session_pb2.ListSessionsRequest, context: object
+    ) -> session_pb2.ListSessionsResponse:
+        """List sessions that are open or failed, newest first."""
+        del context
+        check_list_sessions(request)
+        size = request.page_size if request.HasField("page_size") else DEFAULT_PAGE_SIZE
+        sessions, token = await self._pages.read(size, request.page_token)
+        return session_pb2.ListSessionsResponse(sessions=sessions, next_page_token=token)
 
     async def UpdateSession(
         self, request: session_pb2.UpdateSessionRequest, context: object
     ) -> session_pb2.UpdateSessionResponse:
-        """Change plan mode and labels, also in the middle of a generation."""
+        """Change plan mode, priority and labels, also in the middle of a generation."""
         del context
         check_update_session(request)
-        link = self._router.find(request.session_id)
-        wire = worker_pb2.UpdateSessionRequest(
-            session_id=request.session_id,
-            expected_revision=request.expected_revision if request.HasField("expected_revision") else None,
-            decode_plan=request.decode_plan,
-            labels=request.labels,
-        )
-        response = await link.call(link.stub.UpdateSession, wire)
-        return session_pb2.UpdateSessionResponse(session=response.session)
+        return await self._replays.answer("UpdateSession", request, partial(self._update, request))
+
+    async def AppendInput(
+        self, request: session_pb2.AppendInputRequest, context: Context
+    ) -> session_pb2.AppendInputResponse:
+        """Append input and wait for its KV; a caller who left before that has appended nothing."""
+        check_append_input(request)
+
+        async def run() -> session_pb2.AppendInputResponse:
+            link = self._router.find(request.session_id)
+            revision = request.expected_revision if request.HasField("expected_revision") else None
+            session = await append(self._turns, link, request.session_id, request.input, revision, context)
+            self._router.remember(session)
+            return session_pb2.AppendInputResponse(session=session)
+
+        return await self._replays.answer("AppendInput", request, run, is_undone_when_left=True)
 
     async def CloseSession(
         self, request: session_pb2.CloseSessionRequest, context: object
@@ -84,44 +98,40 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """Close a session; closing it again answers the same."""
         del context
         check_close_session(request)
-        session = self._router.closed(request.session_id)
-        if session is None:
-            session = await self._close(request.session_id)
-        return session_pb2.CloseSessionResponse(session=session)
 
-    async def _close(self, session_id: str) -> session_pb2.Session:
-        """Close a session once, whoever asks meanwhile, and to the end, also if all of them leave."""
-        task = self._closing.get(session_id)
-        if task is None:
-            link = self._router.find(session_id)
-            task = self._closing[session_id] = link.spawn(self._close_and_remember(link, session_id))
-            task.add_done_callback(partial(self._forget_close, session_id))
-        return await asyncio.shield(task)
+        async def run() -> session_pb2.CloseSessionResponse:
+            return session_pb2.CloseSessionResponse(session=await self._closings.close(request.session_id))
 
-    def _forget_close(self, session_id: str, task: asyncio.Task[session_pb2.Session]) -> None:
-        del self._closing[session_id]
-        if not task.cancelled():
-            task.exception()  # read, so that a failure that nobody waits for any more is no error
+        return await self._replays.answer("CloseSession", request, run)
 
-    async def _close_and_remember(self, link: WorkerLink, session_id: str) -> session_pb2.Session:
-        response = await self._close_in_worker(link, session_id)
-        self._router.close(response.session)
+    async def _get(self, session_id: str) -> session_pb2.Session:
+        link = self._router.find(session_id)
+        try:
+            response = await link.call(
+                link.stub.GetSession, worker_pb2.GetSessionRequest(session_id=session_id)
+            )
+        except PagecastError as error:
+            if error.reason is not Reason.WORKER_LOST:
+                raise
+            left = self._router.closed(session_id) or self._router.failed(session_id)
+            if left is None:
+                raise
+            return left
+        self._router.remember(response.session)
         return response.session
 
-    async def _close_in_worker(self, link: WorkerLink, session_id: str) -> worker_pb2.CloseSessionResponse:
-        return await link.call(link.stub.CloseSession, worker_pb2.CloseSessionRequest(session_id=session_id))
-
-    async def ListSessions(
-        self, request: session_pb2.ListSessionsRequest, context: object
-    ) -> session_pb2.ListSessionsResponse:
-        """Refuse: not in this version."""
-        raise not_implemented("ListSessions")
-
-    async def AppendInput(
-        self, request: session_pb2.AppendInputRequest, context: object
-    ) -> session_pb2.AppendInputResponse:
-        """Refuse: not in this version."""
-        raise not_implemented("AppendInput")
+    async def _update(self, request: session_pb2.UpdateSessionRequest) -> session_pb2.UpdateSessionResponse:
+        link = self._router.find(request.session_id)
+        wire = worker_pb2.UpdateSessionRequest(
+            session_id=request.session_id,
+            expected_revision=request.expected_revision if request.HasField("expected_revision") else None,
+            decode_plan=request.decode_plan,
+            labels=request.labels,
+            priority=request.priority if request.HasField("priority") else None,
+        )
+        response = await link.call(link.stub.UpdateSession, wire)
+        self._router.remember(response.session)
+        return session_pb2.UpdateSessionResponse(session=response.session)
 
     async def ForkSession(
         self, request: session_pb2.ForkSessionRequest, context: object

@@ -38,6 +38,7 @@ def write_tiny_gguf(
     padded_vocab: int = 0,
     add_bos: bool = False,
     ends: bool = True,
+    nan_token: int | None = None,
 ) -> Path:
     """Writes the file and returns `path`.
 
@@ -58,6 +59,8 @@ def write_tiny_gguf(
             which does not mask them draws them.
         add_bos: `tokenizer.ggml.add_bos_token`.
         ends: Whether greedy turns may draw the EOS; if not its logit is 0, far below the largest.
+        nan_token: An id whose embedding is NaN: logits after an input that holds it are NaN. The output's
+            rows are their own, so others' logits stay as they are.
     """
     writer = GGUFWriter(path, "llama")
     writer.add_name("tiny")
@@ -98,6 +101,8 @@ def write_tiny_gguf(
     num_tokens = len(control) + len(words)
     query, key_value = num_heads * head_size, num_kv_heads * head_size
     embedding = random.standard_normal((num_tokens + padded_vocab, hidden_size))
+    if nan_token is not None:
+        embedding[nan_token] = np.nan
     writer.add_tensor("token_embd.weight", embedding.astype(np.float32))
     # Layers outweigh the embedding, so that what a token attends decides what follows it.
     for layer in range(num_layers):

@@ -1,6 +1,7 @@
 """Values that the worker's rooms exchange. Knows no torch and no protobuf."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -101,9 +102,36 @@ class FinishReason(Enum):
     """Why a turn ended, of the ends that are no failure."""
 
     EOS = "eos"
+    STOP_SEQUENCE = "stop_sequence"
+    STOP_TOKEN = "stop_token"  # noqa: S105  a reason, no secret
     MAX_TOKENS = "max_tokens"
     CONTEXT_FULL = "context_full"
+    TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
+    APPENDED = "appended"  # nothing was to be drawn, and all of the input has its KV
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token and the natural logarithm of its probability by the raw logits."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One row's draw.
+
+    Attributes:
+        token_id: The token.
+        logprob: Of the raw logits; None unless asked for.
+        top: The most likely tokens, the first the likeliest; as many as asked for.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[Logprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +162,7 @@ class TokenDrawn:
         generation_id: The turn.
         session_id: Its session.
         index: Among the turn's tokens, from 0.
-        token_id: The token.
+        drawn: The token and its logprobs.
         text: Text that became certain with it.
         usage: Counts, this token included.
         plan: Mode of the row.
@@ -149,7 +177,7 @@ class TokenDrawn:
     generation_id: str
     session_id: str
     index: int
-    token_id: int
+    drawn: Drawn
     text: str
     usage: UsageCounts
     plan: DecodePlan
@@ -168,7 +196,8 @@ class Finished:
     Attributes:
         generation_id: The turn.
         reason: Why.
-        text: What the detokenizer still held.
+        stopped_by: The stop sequence or the stop token's id that ended it; None where neither did.
+        text: What was still held back.
         usage: Final counts.
         queue_ns: Submit to the first step.
         ttft_ns: Submit to the first token; 0 if there was none.
@@ -179,6 +208,7 @@ class Finished:
 
     generation_id: str
     reason: FinishReason
+    stopped_by: str | int | None
     text: str
     usage: UsageCounts
     queue_ns: int
@@ -190,11 +220,19 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A turn failed and was rolled back."""
+    """A turn failed. It was rolled back, but for a deadline under a policy that keeps what there is.
+
+    Attributes:
+        generation_id: The turn.
+        reason: UPPER_SNAKE reason of the public API.
+        message: One sentence for the caller.
+        metadata: Numbers and ids that belong to it.
+    """
 
     generation_id: str
     reason: str
     message: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 Event = Started | TokenDrawn | Finished | Failed

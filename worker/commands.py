@@ -8,15 +8,7 @@ from dataclasses import dataclass
 
 from worker.batch import DecodePlan, PlanCounters
 from worker.model.chat import Conversation
-from worker.session import Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What a session's turns fall back to; None where the session does not say."""
-
-    temperature: float | None = None
-    seed: int | None = None
+from worker.params import Sampling, SamplingChoice, Stopping
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +27,7 @@ class TurnBase:
     num_tokens: int
     max_context_tokens: int
     conversation: Conversation
-    defaults: SamplingDefaults
+    defaults: SamplingChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +44,7 @@ class SessionView:
         num_kv_blocks: Blocks held.
         plan_counters: A copy.
         labels: The caller's.
+        priority: Of turns that choose none.
         create_time_s: Wall clock, seconds since the epoch.
         last_active_time_s: Wall clock of the last command that changed it, or of its last turn's end.
     """
@@ -65,6 +58,7 @@ class SessionView:
     num_kv_blocks: int
     plan_counters: PlanCounters
     labels: Mapping[str, str]
+    priority: int
     create_time_s: float
     last_active_time_s: float
 
@@ -76,8 +70,9 @@ class OpenSession:
     session_id: str
     plan: DecodePlan | None
     max_context_tokens: int | None
-    defaults: SamplingDefaults
+    defaults: SamplingChoice
     labels: Mapping[str, str]
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +84,13 @@ class GetSession:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSession:
-    """Sets the mode from the session's next step on, and labels, key by key."""
+    """Sets mode and priority from the session's next step on, and labels, key by key."""
 
     session_id: str
     expected_revision: int | None
     plan: DecodePlan | None
     labels: Mapping[str, str]
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +112,14 @@ class Submit:
         input_ids: What the turn appends.
         conversation: The session's conversation after that input, before the reply.
         sampling: Effective sampling.
-        max_tokens: At most so many; None: up to the context.
-        keeps_partial: What a cancel does.
+        stopping: When the turn ends.
+        keeps_partial: Whether a cancel or a deadline commits what there is, or rolls the turn back.
+        appends_only: Nothing is drawn: the turn ends when its input has KV.
+        priority: None: the session's.
         received_ns: Monotonic clock when the worker got the call; the turn's times start here.
+        deadline_ns: Monotonic clock at which nobody waits for it any more; None: never.
+        queue_timeout_ns: Time it may wait for its first step; None: any.
+        time_limit_ns: Time it may run from its first step on; None: any.
     """
 
     session_id: str
@@ -128,9 +129,14 @@ class Submit:
     input_ids: tuple[int, ...]
     conversation: Conversation
     sampling: Sampling
-    max_tokens: int | None
+    stopping: Stopping
     keeps_partial: bool
     received_ns: int
+    appends_only: bool = False
+    priority: int | None = None
+    deadline_ns: int | None = None
+    queue_timeout_ns: int | None = None
+    time_limit_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 From flags and PAGECAST_WORKER_… variables; the only room that touches the environment, but for Triton's.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,10 @@ class WorkerConfig:
         max_step_rows: Rows of one step at most.
         num_threads: Threads for kernels.
         log_level: Lowest level that is logged; tokens are logged at info.
-        parent_fd: Read end of a pipe that the parent holds open; its end stops the worker. -1: none.
+        parent_fd: Read end of a pipe that the parent holds open: its first line is the token that calls
+            have to carry (an empty one: none), its end stops the worker. -1: none.
+        memory_share: Part of the device's memory that the KV pool may take; the rest is for the parent's
+            other workers.
     """
 
     model: str
@@ -46,6 +50,7 @@ class WorkerConfig:
     num_threads: int
     log_level: Literal["debug", "info", "warning", "error"]
     parent_fd: int
+    memory_share: float
 
     @classmethod
     def load(cls, arguments: Sequence[str]) -> "WorkerConfig":
@@ -99,6 +104,13 @@ def _option(flag: str, name: str | None = None, **rest: Any) -> click.Option:
     return click.Option([flag, *([name] if name else [])], envvar=variable, show_default=True, **rest)
 
 
+def _no_nan(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Refuses nan, which no range of click's does."""
+    if math.isnan(value):
+        raise click.BadParameter("nan is not a number.", context, parameter)
+    return value
+
+
 _command = click.Command(
     "worker",
     help="One Pagecast worker: serves one model to a gateway.",
@@ -117,5 +129,12 @@ _command = click.Command(
         _option("--threads", "num_threads", type=click.IntRange(1, 1024), default=_available_cpus),
         _option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"),
         _option(_PARENT_FLAG, type=click.IntRange(min=-1), default=-1, hidden=True),
+        _option(
+            "--memory-share",
+            type=click.FloatRange(0.0, 1.0, min_open=True),
+            default=1.0,
+            callback=_no_nan,
+            hidden=True,
+        ),
     ],
 )

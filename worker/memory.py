@@ -21,15 +21,23 @@ class PoolTooLarge(Exception):
         self.available_bytes = available_bytes
 
 
-def check_pool_fits(num_blocks: int, block_bytes: int, device: torch.device) -> None:
+def check_pool_fits(num_blocks: int, block_bytes: int, device: torch.device, share: float = 1.0) -> None:
     """Refuse a pool that `device` has no memory for, before any of it is allocated.
 
-    Allocating proves nothing on a CPU: pages are only taken when a step first writes to them.
+    Allocating proves nothing on a CPU: pages are only taken when a step first writes to them. So what is
+    free now is also free for workers beside this one, and each has to keep to its share of the whole.
+
+    Args:
+        num_blocks: Of the pool.
+        block_bytes: Size of a block.
+        device: Where it is to be.
+        share: Part of the device's memory, over 0 and at most 1.
 
     Raises:
-        PoolTooLarge: It is over what `available_bytes` finds.
+        PoolTooLarge: It is over what `available_bytes` finds, or over the share of `total_bytes`.
     """
-    wanted, available = num_blocks * block_bytes, available_bytes(device)
+    wanted = num_blocks * block_bytes
+    available = min(available_bytes(device), int(share * total_bytes(device)))
     if wanted > available:
         raise PoolTooLarge(num_blocks=num_blocks, wanted_bytes=wanted, available_bytes=available)
 
@@ -38,15 +46,22 @@ def available_bytes(device: torch.device) -> int:
     """Memory that this process could still take on `device`, in bytes; an upper bound in a container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min([_available_on_host(), *_container_limits()])
+    return min([_of_host("MemAvailable"), *_container_limits()])
 
 
-def _available_on_host() -> int:
+def total_bytes(device: torch.device) -> int:
+    """Memory of `device`, used or not, in bytes; in a container what that may take."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return min([_of_host("MemTotal"), *_container_limits()])
+
+
+def _of_host(wanted: str) -> int:
     for line in _MEMINFO.read_text().splitlines():
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
+        if name == wanted:
             return int(value.split()[0]) * 1024
-    raise RuntimeError(f"{_MEMINFO} has no MemAvailable")
+    raise RuntimeError(f"{_MEMINFO} has no {wanted}")
 
 
 def _container_limits() -> list[int]:

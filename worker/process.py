@@ -14,6 +14,7 @@ from structlog.typing import FilteringBoundLogger
 
 from pagecast.v1 import model_pb2
 from pagecast.worker.v1 import worker_pb2_grpc
+from worker.access import TokenInterceptor
 from worker.batch import StepReport, TokenDrawn
 from worker.config import WorkerConfig
 from worker.engine import Engine
@@ -72,7 +73,9 @@ def run(config: WorkerConfig, log: FilteringBoundLogger) -> int:
 async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    token = ""
     if config.parent_fd >= 0:
+        token = _read_token(config.parent_fd)
         # A Ctrl-C on the parent's terminal reaches the whole group; the parent decides what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=_watch_parent, args=(config.parent_fd, loop, stop), daemon=True).start()
@@ -102,7 +105,8 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop.set)
-    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    interceptors = [TokenInterceptor(token)] if token else []
+    server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
     try:
         server.add_insecure_port(config.listen)
@@ -117,14 +121,25 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
     def on_report(report: StepReport) -> None:
         loop.call_soon_threadsafe(service.deliver, report)
 
-    def on_error(error: Exception) -> None:
-        log.error("step_failed", exc_info=error)
+    def on_error(error: Exception, error_id: str) -> None:
+        log.error("step_failed", error_id=error_id, exc_info=error)
 
     await asyncio.wrap_future(engine.start(prepare=prepare, on_report=on_report, on_error=on_error))
     await server.start()
-    log.info("worker_ready", model=config.model, num_kv_blocks=config.num_kv_blocks, kernels=config.kernels)
-    await stop.wait()
+    log.info(
+        "worker_ready",
+        pid=os.getpid(),
+        model=config.model,
+        num_kv_blocks=config.num_kv_blocks,
+        kernels=config.kernels,
+    )
+    stopping = asyncio.create_task(stop.wait())
+    engine_ended = asyncio.wrap_future(engine.ended)
+    await asyncio.wait([stopping, engine_ended], return_when=asyncio.FIRST_COMPLETED)
     service.close()
+    if engine_ended.done():  # by a bug: calls that wait for it would wait for ever
+        await server.stop(0.0)
+        engine_ended.result()
     await server.stop(_STOP_GRACE_S)
     engine.stop()
     log.info("worker_stopped", num_steps=engine.num_steps)
@@ -139,7 +154,7 @@ def _runner(config: WorkerConfig, file: GgufFile) -> Runner:
         num_kv_heads=file.config.num_kv_heads,
         head_size=file.config.head_size,
     )
-    check_pool_fits(config.num_kv_blocks, block_bytes, device)
+    check_pool_fits(config.num_kv_blocks, block_bytes, device, config.memory_share)
     storage = KvStorage(
         num_blocks=config.num_kv_blocks,
         num_layers=file.config.num_layers,
@@ -191,7 +206,7 @@ def _log_token(log: FilteringBoundLogger, event: TokenDrawn) -> None:
         session_id=event.session_id,
         generation_id=event.generation_id,
         index=event.index,
-        token_id=event.token_id,
+        token_id=event.drawn.token_id,
         decode_plan=event.plan.name,
         plan_action=event.result.plan_action.name,
         **first,
@@ -202,6 +217,17 @@ def _log_token(log: FilteringBoundLogger, event: TokenDrawn) -> None:
         batch_size=event.result.batch_size,
         context_len=event.context_len,
     )
+
+
+def _read_token(fd: int) -> str:
+    """Return the parent's first line; it is there before this process is. Raises OSError without it."""
+    received = b""
+    while not received.endswith(b"\n"):
+        byte = os.read(fd, 1)
+        if not byte:
+            raise OSError("the parent ended before it gave a token")
+        received += byte
+    return received.decode("ascii").strip()
 
 
 def _watch_parent(fd: int, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from worker.batch import DecodePlan
-from worker.commands import SamplingDefaults, SessionView, TurnBase
+from worker.commands import SessionView, TurnBase
 from worker.errors import Refused
 from worker.model.chat import Conversation
+from worker.params import SamplingChoice
 from worker.session import Session
 from worker.turn import Turn
 
@@ -29,7 +30,7 @@ class Record:
     """
 
     session: Session
-    defaults: SamplingDefaults
+    defaults: SamplingChoice
     conversation: Conversation
     labels: Mapping[str, str]
     create_time_s: float
@@ -47,8 +48,13 @@ class Record:
                 metadata={"revision": str(revision), "expected_revision": str(expected)},
             )
 
-    def update(self, plan: DecodePlan | None, labels: Mapping[str, str]) -> None:
-        """Set the plan mode and add labels. Refused, with nothing changed: FIELD_OUT_OF_RANGE."""
+    def update(self, plan: DecodePlan | None, labels: Mapping[str, str], priority: int | None) -> None:
+        """Set plan mode and priority where given, and add labels.
+
+        A running turn takes the priority too unless it chose its own.
+
+        Refused, with nothing changed: FIELD_OUT_OF_RANGE.
+        """
         merged = {**self.labels, **labels}
         if len(merged) > MAX_LABELS:
             raise Refused(
@@ -57,6 +63,10 @@ class Record:
                 field="labels",
             )
         self.session.plan = plan or self.session.plan
+        if priority is not None:
+            self.session.priority = priority
+            if self.turn is not None and self.turn.asked.priority is None:
+                self.turn.generation.priority = priority
         self.labels = merged
         self.last_active_time_s = time.time()
 
@@ -83,6 +93,7 @@ class Record:
             num_kv_blocks=len(session.block_table),
             plan_counters=replace(session.plan_counters),
             labels=self.labels,
+            priority=session.priority,
             create_time_s=self.create_time_s,
             last_active_time_s=self.last_active_time_s,
         )

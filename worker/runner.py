@@ -1,5 +1,6 @@
 """Turns a batch into tensors, runs it on its plans and hands back logits. Draws no tokens."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -182,6 +183,11 @@ class Runner:
             for index in turn:
                 results[index] = result
         return StepLogits(logits, tuple(result for result in results if result is not None))
+
+    @torch.inference_mode()
+    def zero(self, blocks: Sequence[int]) -> None:
+        """Overwrites blocks whose numbers can't be trusted. Raises ValueError for one that is not there."""
+        self._kv.zero(blocks)
 
     def _check(self, batch: Batch) -> None:
         config, kv = self._model.config, self._kv

@@ -6,12 +6,14 @@ of tokens and rows. Prefill, decode, chunked prefill and recompute after a preem
 all that rule. (Continuous batching: Yu et al., Orca, OSDI 2022; paged KV and preemption
 by recompute: Kwon et al., PagedAttention, SOSP 2023; chunked prefill beside decode:
 Agrawal et al., Sarathi-Serve, OSDI 2024.)
+
+Turns have one order, for rows, tokens and blocks alike: higher priority first, then arrival.
 """
 
 from collections.abc import Sequence
 
 from worker.batch import Batch, DecodePlan, Row
-from worker.errors import Refused
+from worker.errors import OutOfBlocks, Refused
 from worker.kv.block_pool import BlockPool
 from worker.session import Generation, Session
 
@@ -56,8 +58,25 @@ class PagedSessionScheduler:
         """Whether a generation is running."""
         return bool(self._running)
 
+    def first_turn(self) -> Session | None:
+        """The session whose turn comes first; None if no turn is running.
+
+        If `schedule` returns no rows all the same, nothing was left to reclaim for this one.
+        """
+        return next((session for session, _ in self._turns()), None)
+
+    def is_appended(self, session: Session) -> bool:
+        """Whether the running turn only appends and has nothing left to compute."""
+        turn = session.generation
+        return turn is not None and turn.appends_only and session.num_pending == 0
+
     def open(
-        self, session_id: str, *, plan: DecodePlan | None = None, max_context_tokens: int | None = None
+        self,
+        session_id: str,
+        *,
+        plan: DecodePlan | None = None,
+        max_context_tokens: int | None = None,
+        priority: int = 0,
     ) -> Session:
         """Open an empty session. Refused: SESSION_EXISTS."""
         if session_id in self._sessions:
@@ -66,28 +85,31 @@ class PagedSessionScheduler:
             session_id=session_id,
             plan=plan or self.plan,
             max_context_tokens=min(max_context_tokens or self.max_context_tokens, self.max_context_tokens),
+            priority=priority,
             last_active=self._tick(),
         )
         self._sessions[session_id] = session
         return session
 
     def close(self, session: Session) -> None:
-        """Forget a session without a running turn and free its blocks."""
+        """Forget a session without a running turn and release its blocks."""
         if session.generation is not None:
             raise ValueError(f"session {session.session_id} has a running turn")
-        self._drop(session)
+        self._cut(session, 0)
         del self._sessions[session.session_id]
 
     def submit(self, session: Session, generation: Generation) -> None:
         """Start a turn: its input joins the log as pending tokens.
 
-        Refused, with nothing changed: SESSION_BUSY, FIELD_REQUIRED (no input on an empty log),
-        PROMPT_TOO_LONG (no room for one generated token after the input).
+        Refused, with nothing changed: SESSION_BUSY, FIELD_REQUIRED (no input on an empty log, or nothing
+        to append), PROMPT_TOO_LONG (no room for one generated token after the input).
         """
         if session.generation is not None:
             raise Refused("SESSION_BUSY", "a generation is running on this session")
         if not generation.input_ids and not session.token_ids:
             raise Refused("FIELD_REQUIRED", "an empty session needs input", field="input")
+        if not generation.input_ids and generation.appends_only:
+            raise Refused("FIELD_REQUIRED", "there is nothing to append", field="input")
         length = session.num_tokens + len(generation.input_ids)
         if length >= session.max_context_tokens:
             raise Refused(
@@ -106,117 +128,169 @@ class PagedSessionScheduler:
     def schedule(self) -> Batch:
         """Choose the rows of the next step and hold blocks for them.
 
-        Turns come in the order of arrival, for rows, tokens and blocks alike: a turn may take the
-        blocks of later ones, never of earlier ones, so the first can always go on and no turn waits
-        for ever. One token of the budget is kept for each later turn that has just one pending, so
-        that a long input takes what streams leave; what a stream waits beside it is bounded by the
-        time of `max_step_tokens`.
+        A turn may take the blocks of idle sessions and of turns that come after it, never of those
+        before it, so the first can always go on and no turn waits for later ones. One token of the budget
+        is kept for each later turn that has just one pending, so that a long input takes what streams
+        leave; what a stream waits beside it is bounded by the time of `max_step_tokens`. A turn for which
+        there are no blocks is left out.
         """
         rows: list[Row] = []
         budget = self.max_step_tokens
         turns = self._turns()
-        streams = {session.session_id for session, _ in turns if session.num_pending == 1}
+        streams = {session.session_id for session, _ in turns if session.num_pending <= 1}
         for session, generation in turns:
             if budget == 0 or len(rows) == self.max_step_rows:
                 break
             streams.discard(session.session_id)
             # Only now: an earlier row may have taken this session's blocks, and all is pending again.
-            count = min(session.num_pending, max(budget - len(streams), 1))
-            if not self._hold(session, generation, session.num_computed + count):
+            position = min(session.next_position, self._num_usable(session) * self.block_size)
+            count = min(session.num_tokens - position, max(budget - len(streams), 1))
+            if not self._hold(session, generation, position + count):
                 continue
-            if not generation.is_started:
-                self._start(session, generation)
-            rows.append(self._row(session, count))
+            session.start_turn()
+            rows.append(self._row(session, generation, position, count))
             budget -= count
         return Batch(rows=tuple(rows))
 
-    def commit(self, batch: Batch, drawn: Sequence[int]) -> None:
+    def commit(self, batch: Batch, drawn: Sequence[int | None]) -> None:
         """Record a step that ran: KV of its rows is stored, drawn tokens join their logs.
 
         Args:
             batch: What `schedule` returned.
-            drawn: One token id for each row that wanted logits, in row order.
+            drawn: One token id for each row that wanted logits, in row order; None for a row that failed:
+                it stays as it was before the step.
+
+        Raises:
+            ValueError: `drawn` has another length; nothing is recorded.
         """
+        num_wanted = sum(row.wants_logits for row in batch.rows)
+        if len(drawn) != num_wanted:
+            raise ValueError(f"{len(drawn)} tokens for {num_wanted} rows that want one")
         ids = iter(drawn)
         for row in batch.rows:
             session = self._sessions[row.session_id]
-            session.num_computed = row.context_len
             if row.wants_logits:
-                session.token_ids.append(next(ids))
+                token_id = next(ids)
+                if token_id is None:
+                    continue
+                session.token_ids.append(token_id)
+            session.num_computed = row.context_len
 
     def finish(self, session: Session, *, keep: bool) -> None:
         """End the running turn: commit it as the next revision, or roll the log back to before it."""
-        generation = session.generation
-        if generation is None:
-            raise ValueError(f"session {session.session_id} has no running turn")
-        if keep:
-            session.revision += 1
-        else:
-            del session.token_ids[generation.log_start :]
-            # As after any turn, the KV of the last token is not due yet.
-            session.num_computed = min(session.num_computed, max(generation.log_start - 1, 0))
-        surplus = len(session.block_table) - self._blocks_for(session.num_computed)
-        if surplus > 0:
-            self.pool.free(session.block_table[-surplus:])
-            del session.block_table[-surplus:]
-        session.generation = None
+        session.end_turn(keep=keep)
+        self._cut(session, self._blocks_for(session.num_computed))
+        self._idle(session)
+
+    def fail(self, session: Session) -> tuple[int, ...]:
+        """Roll the running turn back and give up all of the session's KV, whose numbers can't be trusted.
+
+        Returns:
+            Blocks that are free now; those that others hold too are not among them.
+        """
+        session.end_turn(keep=False)
+        freed = self._cut(session, 0)
+        self._idle(session)
+        return freed
+
+    def _idle(self, session: Session) -> None:
         session.last_active = self._tick()
         del self._running[session.session_id]
 
     def _turns(self) -> list[tuple[Session, Generation]]:
-        """Running turns, the first to arrive first."""
+        """Running turns in their order."""
         turns = [(session, session.generation) for session in self._running.values() if session.generation]
-        return sorted(turns, key=lambda turn: turn[1].arrival)
+        return sorted(turns, key=lambda turn: _rank(turn[1]))
 
-    def _row(self, session: Session, count: int) -> Row:
-        end = session.num_computed + count
+    def _num_usable(self, session: Session) -> int:
+        """Blocks at the head of the table that the next row can build on.
+
+        All of them, unless the first that it would write into is shared: other holders read what that
+        one stores. It is given up, and its few tokens are computed again into a block of the session's
+        own; to copy them would take a path from block to block that nothing else needs.
+        """
+        first = session.next_position // self.block_size
+        is_shared = first < len(session.block_table) and self.pool.num_holders(session.block_table[first]) > 1
+        return first if is_shared else len(session.block_table)
+
+    def _row(self, session: Session, generation: Generation, position: int, count: int) -> Row:
+        end = position + count
         return Row(
             session_id=session.session_id,
-            token_ids=tuple(session.token_ids[session.num_computed : end]),
-            position=session.num_computed,
+            token_ids=tuple(session.token_ids[position:end]),
+            position=position,
             block_table=tuple(session.block_table),
-            wants_logits=end == session.num_tokens,
+            wants_logits=end == session.num_tokens and not generation.appends_only,
             plan=session.plan,
         )
-
-    def _start(self, session: Session, generation: Generation) -> None:
-        generation.is_started = True
-        generation.cached_tokens = session.num_computed
-        # All but the last token of the earlier log should have had KV.
-        generation.reprefilled_tokens = max(generation.log_start - 1 - session.num_computed, 0)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def _hold(self, session: Session, generation: Generation, num_tokens: int) -> bool:
-        """Make the session's table cover `num_tokens`; False, with nothing taken, if that can't be."""
-        missing = self._blocks_for(num_tokens) - len(session.block_table)
+        """Make the session's table cover `num_tokens`, those to come in blocks that it alone holds.
+
+        False, with the session as it was, if there are no blocks for it.
+        """
+        num_usable = self._num_usable(session)
+        missing = self._blocks_for(num_tokens) - num_usable
         if missing <= 0:
             return True
-        if missing > self.pool.num_free:
-            victims = self._victims(generation)
-            if missing > self.pool.num_free + sum(len(victim.block_table) for victim in victims):
-                return False
-            for victim in victims:
-                if self.pool.num_free >= missing:
-                    break
-                self._drop(victim)
-        session.block_table.extend(self.pool.allocate(missing))
+        if missing > self.pool.num_free and not self._reclaim(generation, missing - self.pool.num_free):
+            return False
+        try:
+            blocks = self.pool.allocate(missing)
+        except OutOfBlocks:
+            return False
+        self._cut(session, num_usable)
+        session.block_table.extend(blocks)
+        return True
+
+    def _reclaim(self, generation: Generation, wanted: int) -> bool:
+        """Free so many blocks, or none at all if a turn's victims don't have them; False then.
+
+        A block counts when all its holders are among the victims: releasing it frees nothing before.
+        """
+        holders_left: dict[int, int] = {}
+        num_freed = 0
+        chosen: list[Session] = []
+        for victim in self._victims(generation):
+            if num_freed >= wanted:
+                break
+            chosen.append(victim)
+            for block in victim.block_table:
+                holders_left[block] = holders_left.get(block, self.pool.num_holders(block)) - 1
+                num_freed += holders_left[block] == 0
+        if num_freed < wanted:
+            return False
+        for victim in chosen:
+            if any(holders_left[block] == 0 for block in victim.block_table):
+                self._cut(victim, 0)
         return True
 
     def _victims(self, generation: Generation) -> list[Session]:
         """Whose blocks a turn may take: the longest idle sessions first, then later turns, tail first."""
-        idle = [other for other in self._sessions.values() if other.generation is None and other.block_table]
+        idle = [other for other in self._sessions.values() if other.generation is None]
         idle.sort(key=lambda other: other.last_active)
-        later = [other for other, turn in self._turns() if turn.arrival > generation.arrival]
-        return idle + [other for other in reversed(later) if other.block_table]
+        later = [other for other, turn in self._turns() if _rank(turn) > _rank(generation)]
+        return idle + later[::-1]
 
-    def _drop(self, session: Session) -> None:
-        """Free a session's KV; its log stays and is computed again when needed."""
-        self.pool.free(session.block_table)
-        session.block_table.clear()
-        session.num_computed = 0
+    def _cut(self, session: Session, num_blocks: int) -> tuple[int, ...]:
+        """Keep so many blocks of a session's KV; the log stays and is computed again when needed.
+
+        Returns:
+            Blocks that are free now.
+        """
+        surplus = session.block_table[num_blocks:]
+        del session.block_table[num_blocks:]
+        session.num_computed = min(session.num_computed, num_blocks * self.block_size)
+        return self.pool.release(surplus)
 
     def _tick(self) -> int:
         self._clock += 1
         return self._clock
+
+
+def _rank(generation: Generation) -> tuple[int, int]:
+    """Turns come in rising rank."""
+    return -generation.priority, generation.arrival

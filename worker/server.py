@@ -1,4 +1,4 @@
-"""WorkerService over an engine: checks calls, makes commands of them, numbers the reports.
+"""WorkerService over an engine: one short method per RPC, and the reports that leave, numbered.
 
 Runs on the asyncio thread. Tokenising happens here, in a helper thread, so that a long
 input never stalls the engine's steps.
@@ -13,24 +13,24 @@ from typing import Any
 
 import grpc
 
-from pagecast.v1 import generation_pb2, model_pb2, session_pb2
+from pagecast.v1 import model_pb2, session_pb2
 from pagecast.worker.v1 import worker_pb2, worker_pb2_grpc
-from worker import commands
+from worker import commands, requests
 from worker.batch import Failed, Finished, StepReport, TokenDrawn
-from worker.commands import SamplingDefaults, SessionView, TurnBase
+from worker.commands import SessionView
 from worker.engine import Engine
 from worker.errors import Refused
-from worker.intake import Intake, Prepared
+from worker.intake import Intake
 from worker.reports import ReportRing
-from worker.session import Sampling
-from worker.wire import event_to_wire, plan_from_wire, refusal_to_wire, sampling_to_wire, session_to_wire
+from worker.wire import event_to_wire, refusal_to_wire, sampling_to_wire, session_to_wire
 
 ServerContext = grpc.aio.ServicerContext[Any, Any]
 
 # A session can move on while an input is tokenised only when turns of one session race; each
 # retry means that another turn was committed in between.
 _MAX_STALE_RETRIES = 8
-# Inputs tokenised at once: bounds the memory that long ones take, and leaves the cores to the steps.
+# Inputs tokenised, or ids decoded, at once: bounds the memory that long ones take, and leaves the cores
+# to the steps.
 _MAX_TOKENISING = 2
 
 
@@ -47,7 +47,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     """The servicer of one worker process.
 
     Args:
-        engine: Started by the caller, with `on_report` set to `post_report`.
+        engine: Started by the caller, which hands its reports to `deliver`.
         intake: Input to token ids.
         model: What this worker serves.
         version: Of the Pagecast distribution.
@@ -112,6 +112,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             num_kv_blocks=self._num_kv_blocks,
             num_free_kv_blocks=self._engine.num_free_blocks,
             num_steps=self._engine.num_steps,
+            running_step_ns=self._engine.running_step_ns,
         )
 
     async def OpenSession(
@@ -119,17 +120,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.OpenSessionResponse:
         """Opens an empty session."""
         try:
-            view = await self._do(
-                commands.OpenSession(
-                    session_id=request.session_id,
-                    plan=plan_from_wire(request.decode_plan),
-                    max_context_tokens=(
-                        request.max_context_tokens if request.HasField("max_context_tokens") else None
-                    ),
-                    defaults=_defaults(request.default_sampling),
-                    labels=dict(request.labels),
-                )
-            )
+            view = await self._do(requests.open_session(request, self._intake))
         except Refused as refused:
             return worker_pb2.OpenSessionResponse(refusal=refusal_to_wire(refused))
         return worker_pb2.OpenSessionResponse(session=self._session(view))
@@ -144,19 +135,26 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             return worker_pb2.GetSessionResponse(refusal=refusal_to_wire(refused))
         return worker_pb2.GetSessionResponse(session=self._session(view))
 
+    async def BatchGetSessions(
+        self, request: worker_pb2.BatchGetSessionsRequest, context: ServerContext
+    ) -> worker_pb2.BatchGetSessionsResponse:
+        """Reads several sessions, in the order asked; those that are not open are left out."""
+        reads = [self._do(commands.GetSession(session_id)) for session_id in request.session_ids]
+        answers = await asyncio.gather(*reads, return_exceptions=True)
+        sessions = []
+        for answer in answers:
+            if isinstance(answer, SessionView):
+                sessions.append(self._session(answer))
+            elif not isinstance(answer, Refused):
+                raise answer
+        return worker_pb2.BatchGetSessionsResponse(sessions=sessions)
+
     async def UpdateSession(
         self, request: worker_pb2.UpdateSessionRequest, context: ServerContext
     ) -> worker_pb2.UpdateSessionResponse:
-        """Sets plan mode and labels, also in the middle of a turn."""
+        """Sets plan mode, priority and labels, also in the middle of a turn."""
         try:
-            view = await self._do(
-                commands.UpdateSession(
-                    session_id=request.session_id,
-                    expected_revision=_expected_revision(request),
-                    plan=plan_from_wire(request.decode_plan),
-                    labels=dict(request.labels),
-                )
-            )
+            view = await self._do(requests.update_session(request))
         except Refused as refused:
             return worker_pb2.UpdateSessionResponse(refusal=refusal_to_wire(refused))
         return worker_pb2.UpdateSessionResponse(session=self._session(view))
@@ -199,6 +197,34 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             return worker_pb2.CancelResponse(refusal=refusal_to_wire(refused))
         return worker_pb2.CancelResponse()
 
+    async def Tokenize(
+        self, request: worker_pb2.TokenizeRequest, context: ServerContext
+    ) -> worker_pb2.TokenizeResponse:
+        """The ids that a fresh session's log would hold after this input."""
+        try:
+            if not request.HasField("input"):
+                raise Refused("FIELD_REQUIRED", "there is nothing to tokenise", field="input")
+            async with self._tokenising:
+                ids = await asyncio.to_thread(
+                    self._intake.tokenize, request.input, max_tokens=self._model.max_context_tokens
+                )
+        except Refused as refused:
+            return worker_pb2.TokenizeResponse(refusal=refusal_to_wire(refused))
+        return worker_pb2.TokenizeResponse(token_ids=ids)
+
+    async def Detokenize(
+        self, request: worker_pb2.DetokenizeRequest, context: ServerContext
+    ) -> worker_pb2.DetokenizeResponse:
+        """The text of ids, without special tokens."""
+        try:
+            async with self._tokenising:
+                text = await asyncio.to_thread(
+                    self._intake.detokenize, request.token_ids, max_tokens=self._model.max_context_tokens
+                )
+        except Refused as refused:
+            return worker_pb2.DetokenizeResponse(refusal=refusal_to_wire(refused))
+        return worker_pb2.DetokenizeResponse(text=text)
+
     async def StreamSteps(
         self, request: worker_pb2.StreamStepsRequest, context: ServerContext
     ) -> AsyncIterator[worker_pb2.StreamStepsResponse]:
@@ -216,31 +242,35 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.SubmitRequest, *, received_ns: int
     ) -> worker_pb2.SubmitAccepted:
         generation_id = request.generation_id
-        if not generation_id or generation_id in self._streams:
-            raise Refused("FIELD_INVALID", "a generation id is new and not empty", field="generation_id")
+        self._check_is_new(generation_id)
         for _ in range(_MAX_STALE_RETRIES):
             base = self._engine.turn_base(request.session_id)
-            source = request.input if request.HasField("input") else None
             async with self._tokenising:
-                prepared = await asyncio.to_thread(self._intake.prepare, source, base)
-            sampling = _effective_sampling(request.sampling, base)
+                command = await asyncio.to_thread(
+                    requests.submit, request, base, self._intake, received_ns=received_ns
+                )
+            # Again: another call of the same id may have come this far meanwhile.
+            self._check_is_new(generation_id)
+            sampling = sampling_to_wire(command.sampling)
             # Known before the engine is: the turn's first events may come before the engine's answer.
             self._streams[generation_id] = _Stream(
-                sampling=sampling_to_wire(sampling),
-                input_token_ids=prepared.token_ids if request.response.input_token_ids else (),
+                sampling=sampling,
+                input_token_ids=command.input_ids if request.response.input_token_ids else (),
                 with_timing=request.response.token_timing,
             )
             try:
-                await self._do(_submit_command(request, base, prepared, sampling, received_ns))
-            except Refused as refused:
+                await self._do(command)
+            except Exception as error:
                 del self._streams[generation_id]
-                if refused.reason != "STALE_BASE":
+                if not (isinstance(error, Refused) and error.reason == "STALE_BASE"):
                     raise
             else:
-                return worker_pb2.SubmitAccepted(
-                    input_token_ids=prepared.token_ids, sampling=sampling_to_wire(sampling)
-                )
+                return worker_pb2.SubmitAccepted(input_token_ids=command.input_ids, sampling=sampling)
         raise Refused("SESSION_BUSY", "other turns of this session kept coming first")
+
+    def _check_is_new(self, generation_id: str) -> None:
+        if not generation_id or generation_id in self._streams:
+            raise Refused("FIELD_INVALID", "a generation id is new and not empty", field="generation_id")
 
     def _forget_submit(self, task: asyncio.Task[worker_pb2.SubmitAccepted]) -> None:
         self._submits.discard(task)
@@ -249,47 +279,3 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def _session(self, view: SessionView) -> session_pb2.Session:
         return session_to_wire(view, model=self._model.name, fingerprint=self._model.numerics_fingerprint)
-
-
-def _submit_command(
-    request: worker_pb2.SubmitRequest,
-    base: TurnBase,
-    prepared: Prepared,
-    sampling: Sampling,
-    received_ns: int,
-) -> commands.Submit:
-    stopping = request.stopping
-    return commands.Submit(
-        session_id=request.session_id,
-        generation_id=request.generation_id,
-        built_on_revision=base.revision,
-        expected_revision=_expected_revision(request),
-        input_ids=prepared.token_ids,
-        conversation=prepared.conversation,
-        sampling=sampling,
-        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
-        keeps_partial=request.cancel_policy == generation_pb2.CANCEL_POLICY_KEEP_PARTIAL,
-        received_ns=received_ns,
-    )
-
-
-def _expected_revision(request: worker_pb2.SubmitRequest | worker_pb2.UpdateSessionRequest) -> int | None:
-    return request.expected_revision if request.HasField("expected_revision") else None
-
-
-def _defaults(params: session_pb2.SamplingParams) -> SamplingDefaults:
-    return SamplingDefaults(
-        temperature=params.temperature if params.HasField("temperature") else None,
-        seed=params.seed if params.HasField("seed") else None,
-    )
-
-
-def _effective_sampling(params: session_pb2.SamplingParams, base: TurnBase) -> Sampling:
-    """Request over session over API default; a seed that nobody gave is drawn."""
-    asked, fallback = _defaults(params), base.defaults
-    temperature = asked.temperature if asked.temperature is not None else fallback.temperature
-    seed = asked.seed if asked.seed is not None else fallback.seed
-    return Sampling(
-        temperature=temperature if temperature is not None else 0.0,
-        seed=seed if seed is not None else secrets.randbits(64),
-    )

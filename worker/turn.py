@@ -1,11 +1,32 @@
-"""One running turn as its caller sees it: text, times, events. Knows no tensors and no blocks."""
+"""One running turn as its caller sees it: text, times, ends, events. Knows no tensors and no blocks."""
 
 from dataclasses import dataclass, replace
+from enum import Enum
 
-from worker.batch import DecodePlan, Finished, FinishReason, RowResult, Started, TokenDrawn, UsageCounts
+from worker.batch import (
+    DecodePlan,
+    Drawn,
+    Finished,
+    FinishReason,
+    RowResult,
+    Started,
+    TokenDrawn,
+    UsageCounts,
+)
+from worker.commands import Submit
 from worker.detokenize import Detokenizer
-from worker.model.chat import Conversation
 from worker.session import Generation, Session
+from worker.stops import StopMatcher
+
+_NOBODY: frozenset[int] = frozenset()
+
+
+class Overdue(Enum):
+    """Which of a turn's times has run out."""
+
+    DEADLINE = "deadline"
+    QUEUE_TIMEOUT = "queue_timeout"
+    TIME_LIMIT = "time_limit"
 
 
 @dataclass(slots=True)
@@ -15,20 +36,22 @@ class Turn:
     Attributes:
         session: The turn's session.
         generation: The scheduler's record of the turn.
-        conversation: The session's conversation after the input, before the reply.
+        asked: What was submitted.
         detokenizer: Fresh for this turn.
-        received_ns: Monotonic clock of the submit.
+        stops: Fresh for this turn.
+        is_announced: Whether `start` was told.
     """
 
     session: Session
     generation: Generation
-    conversation: Conversation
+    asked: Submit
     detokenizer: Detokenizer
-    received_ns: int
+    stops: StopMatcher
     queue_ns: int = 0
     ttft_ns: int = 0
     last_token_ns: int = 0
     is_announced: bool = False
+    met_sequence: str | None = None
 
     @property
     def usage(self) -> UsageCounts:
@@ -40,10 +63,33 @@ class Turn:
             output_tokens=self.session.num_generated,
         )
 
+    @property
+    def banned(self) -> frozenset[int]:
+        """Ids that the next token must not be: those that end the turn, before `min_tokens`."""
+        stopping = self.asked.stopping
+        if self.session.num_generated >= stopping.min_tokens:
+            return _NOBODY
+        return stopping.eos_ids | stopping.stop_token_ids
+
+    def overdue(self, now_ns: int) -> Overdue | None:
+        """What has run out at `now_ns`, if anything.
+
+        The deadline comes first: behind it nobody is left to be told of a committed end.
+        """
+        asked = self.asked
+        if asked.deadline_ns is not None and now_ns >= asked.deadline_ns:
+            return Overdue.DEADLINE
+        waited_ns = now_ns - asked.received_ns
+        if not self.is_announced:
+            timeout_ns = asked.queue_timeout_ns
+            return Overdue.QUEUE_TIMEOUT if timeout_ns is not None and waited_ns >= timeout_ns else None
+        limit_ns = asked.time_limit_ns
+        return Overdue.TIME_LIMIT if limit_ns is not None and waited_ns >= self.queue_ns + limit_ns else None
+
     def start(self, now_ns: int) -> Started:
         """The turn entered its first step at `now_ns`."""
         self.is_announced = True
-        self.queue_ns = now_ns - self.received_ns
+        self.queue_ns = now_ns - self.asked.received_ns
         return Started(
             generation_id=self.generation.generation_id,
             usage=self.usage,
@@ -51,23 +97,33 @@ class Turn:
             was_dropped=self.generation.reprefilled_tokens > 0,
         )
 
-    def token(self, result: RowResult, plan: DecodePlan, *, sample_ns: int, now_ns: int) -> TokenDrawn:
-        """The token at the end of the log was drawn at `now_ns`."""
-        token_id = self.session.token_ids[-1]
+    def token(
+        self, drawn: Drawn, result: RowResult, plan: DecodePlan, *, sample_ns: int, now_ns: int
+    ) -> TokenDrawn:
+        """`drawn`, which ends the log by now, was drawn at `now_ns`."""
         itl_ns = now_ns - self.last_token_ns if self.last_token_ns else 0
         self.last_token_ns = now_ns
-        self.ttft_ns = self.ttft_ns or now_ns - self.received_ns
+        self.ttft_ns = self.ttft_ns or now_ns - self.asked.received_ns
         usage = self.usage
+        stopping = self.asked.stopping
+        text, self.met_sequence = self.stops.push(
+            self.detokenizer.push(drawn.token_id),
+            # Where the id itself ends the turn, no sequence does: the text stays whole.
+            may_stop=(
+                usage.output_tokens >= stopping.min_tokens
+                and drawn.token_id not in stopping.eos_ids | stopping.stop_token_ids
+            ),
+        )
         return TokenDrawn(
             generation_id=self.generation.generation_id,
             session_id=self.session.session_id,
             index=usage.output_tokens - 1,
-            token_id=token_id,
-            text=self.detokenizer.push(token_id),
+            drawn=drawn,
+            text=text,
             usage=usage,
             plan=plan,
             result=result,
-            since_start_ns=now_ns - self.received_ns,
+            since_start_ns=now_ns - self.asked.received_ns,
             itl_ns=itl_ns,
             queue_ns=self.queue_ns,
             sample_ns=sample_ns,
@@ -75,10 +131,19 @@ class Turn:
         )
 
     def end_reason(self) -> FinishReason | None:
-        """Why the turn is over after its last token; None while it is not."""
-        if self.session.token_ids[-1] in self.generation.eos_ids:
+        """Why the turn is over after its last token; None while it is not.
+
+        Of several reasons the first of this order is told: EOS, STOP_TOKEN, STOP_SEQUENCE, MAX_TOKENS,
+        CONTEXT_FULL. TIME_LIMIT is looked at between steps, and so comes last.
+        """
+        stopping, last_id = self.asked.stopping, self.session.token_ids[-1]
+        if last_id in stopping.eos_ids:
             return FinishReason.EOS
-        if self.session.num_generated == self.generation.max_tokens:
+        if last_id in stopping.stop_token_ids:
+            return FinishReason.STOP_TOKEN
+        if self.met_sequence is not None:
+            return FinishReason.STOP_SEQUENCE
+        if self.session.num_generated == stopping.max_tokens:
             return FinishReason.MAX_TOKENS
         if self.session.num_tokens >= self.session.max_context_tokens:
             return FinishReason.CONTEXT_FULL
@@ -89,11 +154,21 @@ class Turn:
         return Finished(
             generation_id=self.generation.generation_id,
             reason=reason,
-            text=self.detokenizer.finish(),
+            stopped_by=self._stopped_by(reason),
+            text="" if reason is FinishReason.STOP_SEQUENCE else self._held_text(),
             usage=usage,
             queue_ns=self.queue_ns,
             ttft_ns=self.ttft_ns,
-            e2e_ns=now_ns - self.received_ns,
+            e2e_ns=now_ns - self.asked.received_ns,
             revision=self.session.revision,
             plan_counters=replace(self.generation.plan_counters),
         )
+
+    def _stopped_by(self, reason: FinishReason) -> str | int | None:
+        if reason is FinishReason.STOP_TOKEN:
+            return self.session.token_ids[-1]
+        return self.met_sequence if reason is FinishReason.STOP_SEQUENCE else None
+
+    def _held_text(self) -> str:
+        released, _ = self.stops.push(self.detokenizer.finish(), may_stop=False)
+        return released + self.stops.finish()

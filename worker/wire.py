@@ -18,7 +18,7 @@ from worker.batch import (
 )
 from worker.commands import SessionView
 from worker.errors import Refused
-from worker.session import Sampling
+from worker.params import Sampling
 
 _PLANS = {
     DecodePlan.PLAN_ONCE: session_pb2.PAGED_DECODE_PLAN_PLAN_ONCE,
@@ -31,9 +31,14 @@ _PLAN_ACTIONS = {
 }
 _FINISH_REASONS = {
     FinishReason.EOS: generation_pb2.FINISH_REASON_EOS,
+    FinishReason.STOP_SEQUENCE: generation_pb2.FINISH_REASON_STOP_SEQUENCE,
+    FinishReason.STOP_TOKEN: generation_pb2.FINISH_REASON_STOP_TOKEN,
     FinishReason.MAX_TOKENS: generation_pb2.FINISH_REASON_MAX_TOKENS,
     FinishReason.CONTEXT_FULL: generation_pb2.FINISH_REASON_CONTEXT_FULL,
+    FinishReason.TIME_LIMIT: generation_pb2.FINISH_REASON_TIME_LIMIT,
     FinishReason.CANCELLED: generation_pb2.FINISH_REASON_CANCELLED,
+    # The end of an AppendInput, which tells its caller no reason.
+    FinishReason.APPENDED: generation_pb2.FINISH_REASON_UNSPECIFIED,
 }
 
 
@@ -55,8 +60,19 @@ def refusal_to_wire(refused: Refused) -> worker_pb2.Refusal:
 
 
 def sampling_to_wire(sampling: Sampling) -> session_pb2.SamplingParams:
-    """Effective sampling, every field set that has a value."""
-    return session_pb2.SamplingParams(temperature=sampling.temperature, seed=sampling.seed)
+    """Effective sampling, every value set; what is off (top_k, logprobs) is absent."""
+    return session_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        logprobs=sampling.logprobs,
+    )
 
 
 def session_to_wire(view: SessionView, *, model: str, fingerprint: str) -> session_pb2.Session:
@@ -78,6 +94,7 @@ def session_to_wire(view: SessionView, *, model: str, fingerprint: str) -> sessi
         last_active_time=_timestamp(view.last_active_time_s),
         labels=dict(view.labels),
         numerics_fingerprint=fingerprint,
+        priority=view.priority,
     )
 
 
@@ -129,13 +146,17 @@ def event_to_wire(
                 events.insert(0, worker_pb2.GenerationEvent(generation_id=generation_id, chunk=rest))
             return events
         case Failed():
-            failed = worker_pb2.Refusal(reason=event.reason, message=event.message)
+            failed = worker_pb2.Refusal(
+                reason=event.reason, message=event.message, metadata=dict(event.metadata)
+            )
             return [worker_pb2.GenerationEvent(generation_id=generation_id, failed=failed)]
 
 
 def _finished(event: Finished) -> generation_pb2.GenerationFinished:
     return generation_pb2.GenerationFinished(
         finish_reason=_FINISH_REASONS[event.reason],
+        stop_sequence=event.stopped_by if isinstance(event.stopped_by, str) else None,
+        stop_token_id=event.stopped_by if isinstance(event.stopped_by, int) else None,
         usage=_usage(event.usage),
         timing=generation_pb2.GenerationTiming(
             queue_ns=event.queue_ns, ttft_ns=event.ttft_ns, e2e_ns=event.e2e_ns
@@ -146,9 +167,16 @@ def _finished(event: Finished) -> generation_pb2.GenerationFinished:
 
 
 def _token(event: TokenDrawn, *, with_timing: bool) -> generation_pb2.Token:
-    if not with_timing:
-        return generation_pb2.Token(id=event.token_id)
-    timing = generation_pb2.TokenTiming(
+    return generation_pb2.Token(
+        id=event.drawn.token_id,
+        logprob=event.drawn.logprob,
+        top=[generation_pb2.TopToken(id=top.token_id, logprob=top.logprob) for top in event.drawn.top],
+        timing=_timing(event) if with_timing else None,
+    )
+
+
+def _timing(event: TokenDrawn) -> generation_pb2.TokenTiming:
+    return generation_pb2.TokenTiming(
         since_start_ns=event.since_start_ns,
         itl_ns=event.itl_ns,
         queue_ns=event.queue_ns,
@@ -158,7 +186,6 @@ def _token(event: TokenDrawn, *, with_timing: bool) -> generation_pb2.Token:
         plan_action=_PLAN_ACTIONS[event.result.plan_action],
         batch_size=event.result.batch_size,
     )
-    return generation_pb2.Token(id=event.token_id, timing=timing)
 
 
 def _usage(usage: UsageCounts) -> generation_pb2.Usage:

@@ -8,8 +8,10 @@ with pagecast.Client() as client, client.open_session("smollm2-135m") as session
 `pagecast.errors`. The generated messages and stubs are in `pagecast.v1`.
 """
 
-from pagecast.aio import AsyncClient, AsyncClientSession, AsyncGeneration
-from pagecast.client import Client, ClientSession, Generation
+from pagecast._aio_calls import AsyncGeneration
+from pagecast._calls import Generation
+from pagecast.aio import AsyncClient, AsyncClientSession
+from pagecast.client import Client, ClientSession
 from pagecast.errors import (
     Aborted,
     AlreadyExists,
@@ -17,15 +19,23 @@ from pagecast.errors import (
     Cancelled,
     DataLoss,
     DeadlineExceeded,
+    Draining,
     FailedPrecondition,
     GenerationNotFound,
     Internal,
     InvalidArgument,
+    KvExhausted,
     ModelNotFound,
     NotFound,
+    NoWorker,
+    NumericFailure,
     OutOfRange,
     PagecastError,
     PermissionDenied,
+    PromptTooLong,
+    QueueFull,
+    QueueTimeout,
+    RequestIdReused,
     ResourceExhausted,
     RevisionMismatch,
     SessionBusy,
@@ -38,8 +48,8 @@ from pagecast.errors import (
     Unimplemented,
     WorkerLost,
 )
-from pagecast.options import GenerateOptions, SessionOptions
-from pagecast.values import Chunk, FinishReason, Message, PagedDecodePlan, Result
+from pagecast.options import GenerateOptions, SamplingOptions, SessionOptions
+from pagecast.values import Chunk, Content, FinishReason, Message, PagedDecodePlan, Result, TurnInput
 
 PLAN_ONCE = PagedDecodePlan.PLAN_ONCE
 REPLAN = PagedDecodePlan.REPLAN
@@ -57,8 +67,10 @@ __all__ = [
     "Chunk",
     "Client",
     "ClientSession",
+    "Content",
     "DataLoss",
     "DeadlineExceeded",
+    "Draining",
     "FailedPrecondition",
     "FinishReason",
     "GenerateOptions",
@@ -66,22 +78,31 @@ __all__ = [
     "GenerationNotFound",
     "Internal",
     "InvalidArgument",
+    "KvExhausted",
     "Message",
     "ModelNotFound",
+    "NoWorker",
     "NotFound",
+    "NumericFailure",
     "OutOfRange",
     "PagecastError",
     "PagedDecodePlan",
     "PermissionDenied",
+    "PromptTooLong",
+    "QueueFull",
+    "QueueTimeout",
+    "RequestIdReused",
     "ResourceExhausted",
     "Result",
     "RevisionMismatch",
+    "SamplingOptions",
     "SessionBusy",
     "SessionClosed",
     "SessionExpired",
     "SessionFailed",
     "SessionNotFound",
     "SessionOptions",
+    "TurnInput",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",

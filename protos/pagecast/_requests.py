@@ -4,10 +4,14 @@ What cannot be sent raises TypeError or ValueError that names the option, before
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Unpack
+from uuid import UUID
 
 from pagecast import _checks
-from pagecast.v1 import generation_pb2, session_pb2
-from pagecast.values import Message, PagedDecodePlan, TurnInput
+from pagecast._inputs import turn_input
+from pagecast.options import SamplingOptions
+from pagecast.v1 import generation_pb2, model_pb2, session_pb2
+from pagecast.values import Content, PagedDecodePlan, TurnInput
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # A server that sets nothing ends connections pinged more often than every 300 s; one minute
@@ -17,12 +21,6 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 0),
 )
 
-_ROLES = {
-    "system": session_pb2.ROLE_SYSTEM,
-    "user": session_pb2.ROLE_USER,
-    "assistant": session_pb2.ROLE_ASSISTANT,
-}
-_INPUT = "a str, a sequence of int, a sequence of Message, or None"
 _PLANS = {
     PagedDecodePlan.PLAN_ONCE: session_pb2.PAGED_DECODE_PLAN_PLAN_ONCE,
     PagedDecodePlan.REPLAN: session_pb2.PAGED_DECODE_PLAN_REPLAN,
@@ -34,16 +32,22 @@ def open_session(
     *,
     plan: PagedDecodePlan | None = None,
     max_context_tokens: int | None = None,
-    temperature: float | None = None,
-    seed: int | None = None,
+    priority: int | None = None,
     labels: Mapping[str, str] | None = None,
+    initial_input: Content | None = None,
+    raw: bool = False,
+    request_id: str | UUID | None = None,
+    **sampling: Unpack[SamplingOptions],
 ) -> session_pb2.OpenSessionRequest:
     """A request from `SessionOptions`."""
     return session_pb2.OpenSessionRequest(
+        request_id=_checks.optional_request_id(request_id),
         model=_checks.text("model", model),
         decode_plan=_plan(plan),
         max_context_tokens=_checks.optional_whole("max_context_tokens", max_context_tokens, 32),
-        default_sampling=_sampling(temperature, seed),
+        default_sampling=sampling_params(**sampling),
+        initial_input=turn_input(initial_input, raw=raw, name="initial_input"),
+        priority=_checks.optional_signed("priority", priority, 32),
         labels=_checks.labels("labels", labels),
     )
 
@@ -53,6 +57,11 @@ def get_session(session_id: str) -> session_pb2.GetSessionRequest:
     return session_pb2.GetSessionRequest(session_id=_checks.text("session_id", session_id))
 
 
+def list_sessions(page_size: int | None) -> session_pb2.ListSessionsRequest:
+    """A request for the first page of sessions."""
+    return session_pb2.ListSessionsRequest(page_size=_checks.optional_whole("page_size", page_size, 32))
+
+
 def close_session(session_id: str) -> session_pb2.CloseSessionRequest:
     """A request that ends a session."""
     return session_pb2.CloseSessionRequest(session_id=_checks.text("session_id", session_id))
@@ -60,16 +69,38 @@ def close_session(session_id: str) -> session_pb2.CloseSessionRequest:
 
 def update_session(
     session_id: str,
-    plan: PagedDecodePlan | None,
-    labels: Mapping[str, str] | None,
-    expected_revision: int | None,
+    *,
+    plan: PagedDecodePlan | None = None,
+    priority: int | None = None,
+    labels: Mapping[str, str] | None = None,
+    expected_revision: int | None = None,
+    request_id: str | UUID | None = None,
 ) -> session_pb2.UpdateSessionRequest:
     """A request that changes what is not None."""
     return session_pb2.UpdateSessionRequest(
+        request_id=_checks.optional_request_id(request_id),
         session_id=_checks.text("session_id", session_id),
-        decode_plan=_plan(plan),
-        labels=_checks.labels("labels", labels),
         expected_revision=_checks.optional_whole("expected_revision", expected_revision, 64),
+        decode_plan=_plan(plan),
+        priority=_checks.optional_signed("priority", priority, 32),
+        labels=_checks.labels("labels", labels),
+    )
+
+
+def append_input(
+    session_id: str,
+    content: Content,
+    *,
+    raw: bool = False,
+    expected_revision: int | None = None,
+    request_id: str | UUID | None = None,
+) -> session_pb2.AppendInputRequest:
+    """A request that appends to a session's log."""
+    return session_pb2.AppendInputRequest(
+        request_id=_checks.optional_request_id(request_id),
+        session_id=_checks.text("session_id", session_id),
+        expected_revision=_checks.optional_whole("expected_revision", expected_revision, 64),
+        input=turn_input(content, raw=raw, may_be_none=False),
     )
 
 
@@ -81,78 +112,92 @@ def cancel_generation(session_id: str, generation_id: str) -> generation_pb2.Can
     )
 
 
+def tokenize(model: str, content: Content, *, raw: bool = False) -> model_pb2.TokenizeRequest:
+    """A request for the ids of an input."""
+    return model_pb2.TokenizeRequest(
+        model=_checks.text("model", model), input=turn_input(content, raw=raw, may_be_none=False)
+    )
+
+
+def detokenize(model: str, token_ids: Sequence[int]) -> model_pb2.DetokenizeRequest:
+    """A request for the text of ids."""
+    return model_pb2.DetokenizeRequest(
+        model=_checks.text("model", model), token_ids=_checks.wholes("token_ids", token_ids, 32)
+    )
+
+
 def generate(
     session_id: str,
     content: TurnInput,
     *,
     raw: bool = False,
     max_tokens: int | None = None,
-    temperature: float | None = None,
-    seed: int | None = None,
+    min_tokens: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    ignore_eos: bool = False,
+    queue_timeout_s: float | None = None,
+    time_limit_s: float | None = None,
+    priority: int | None = None,
     expected_revision: int | None = None,
+    request_id: str | UUID | None = None,
     keep_partial: bool = False,
     token_timing: bool = False,
+    **sampling: Unpack[SamplingOptions],
 ) -> generation_pb2.GenerateRequest:
     """A request from `GenerateOptions`."""
     keep = _checks.flag("keep_partial", keep_partial)
-    limit = _checks.optional_whole("max_tokens", max_tokens, 32)
+    stopping = generation_pb2.StoppingCriteria(
+        max_tokens=_checks.optional_whole("max_tokens", max_tokens, 32),
+        min_tokens=_checks.optional_whole("min_tokens", min_tokens, 32),
+        stop_sequences=_checks.texts("stop", (stop,) if isinstance(stop, str) else stop),
+        stop_token_ids=_checks.wholes("stop_token_ids", stop_token_ids, 32),
+        ignore_eos=_checks.flag("ignore_eos", ignore_eos),
+    )
     return generation_pb2.GenerateRequest(
+        request_id=_checks.optional_request_id(request_id),
         session_id=_checks.text("session_id", session_id),
         expected_revision=_checks.optional_whole("expected_revision", expected_revision, 64),
-        input=turn_input(content, raw=_checks.flag("raw", raw)),
-        sampling=_sampling(temperature, seed),
-        stopping=None if limit is None else generation_pb2.StoppingCriteria(max_tokens=limit),
+        input=turn_input(content, raw=raw),
+        sampling=sampling_params(**sampling),
+        stopping=stopping if stopping.ListFields() else None,
         response=generation_pb2.ResponseOptions(
             token_timing=_checks.flag("token_timing", token_timing), input_token_ids=True
         ),
+        priority=_checks.optional_signed("priority", priority, 32),
+        queue_timeout=_checks.optional_duration("queue_timeout_s", queue_timeout_s),
+        time_limit=_checks.optional_duration("time_limit_s", time_limit_s),
         cancel_policy=generation_pb2.CANCEL_POLICY_KEEP_PARTIAL if keep else None,
     )
 
 
-def turn_input(content: TurnInput, *, raw: bool) -> session_pb2.Input | None:
-    """The wire's input; None stays None.
-
-    Raises:
-        TypeError: `content` is none of `TurnInput`, or `raw` without a str.
-        ValueError: An empty sequence, whose kind cannot be told; an unknown role; an id that is not
-            from 0 to 2**32-1; text that UTF-8 cannot spell.
-    """
-    if raw and not isinstance(content, str):
-        raise TypeError(f"raw: only a str can be raw, not {type(content).__name__}")
-    if content is None:
-        return None
-    if isinstance(content, str):
-        if raw:
-            return session_pb2.Input(text=_checks.text("input", content))
-        content = (Message("user", content),)
-    # Bytes are sequences of int, and never meant as token ids; sets and generators have no order or length.
-    if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray | memoryview):
-        raise TypeError(f"input: expected {_INPUT}, got {type(content).__name__}")
-    if not content:
-        raise ValueError("input: an empty sequence is neither token ids nor messages")
-    if isinstance(content[0], Message):
-        messages = [_message(f"input[{position}]", item) for position, item in enumerate(content)]
-        return session_pb2.Input(messages=session_pb2.Messages(messages=messages))
-    ids = [_token_id(position, item) for position, item in enumerate(content)]
-    return session_pb2.Input(token_ids=session_pb2.TokenIds(ids=ids))
-
-
-def _token_id(position: int, item: object) -> int:
-    if type(item) is int and 0 <= item < 1 << 32:  # as almost all are, and there may be many
-        return item
-    try:
-        return _checks.whole(f"input[{position}]", item, 32)
-    except TypeError as error:
-        raise TypeError(f"input: expected {_INPUT}; item {position} is {type(item).__name__}") from error
-
-
-def _message(name: str, message: object) -> session_pb2.Message:
-    if not isinstance(message, Message):
-        raise TypeError(f"input: expected {_INPUT}; {name} is {type(message).__name__}")
-    role = _checks.text(f"{name}.role", message.role)
-    if role not in _ROLES:
-        raise ValueError(f"{name}.role: {role!r} is none of {', '.join(_ROLES)}")
-    return session_pb2.Message(role=_ROLES[role], content=_checks.text(f"{name}.content", message.content))
+def sampling_params(
+    *,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int | None = None,
+    repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    logprobs: int | None = None,
+) -> session_pb2.SamplingParams | None:
+    """The wire's parameters from `SamplingOptions`; None where none is set."""
+    params = session_pb2.SamplingParams(
+        temperature=_checks.optional_real("temperature", temperature),
+        top_k=_checks.optional_whole("top_k", top_k, 32),
+        top_p=_checks.optional_real("top_p", top_p),
+        min_p=_checks.optional_real("min_p", min_p),
+        seed=_checks.optional_whole("seed", seed, 64),
+        repetition_penalty=_checks.optional_real("repetition_penalty", repetition_penalty),
+        presence_penalty=_checks.optional_real("presence_penalty", presence_penalty),
+        frequency_penalty=_checks.optional_real("frequency_penalty", frequency_penalty),
+        logit_bias=_checks.biases("logit_bias", logit_bias),
+        logprobs=_checks.optional_whole("logprobs", logprobs, 32),
+    )
+    return params if params.ListFields() else None
 
 
 def _plan(plan: PagedDecodePlan | None) -> session_pb2.PagedDecodePlan | None:
@@ -162,12 +207,3 @@ def _plan(plan: PagedDecodePlan | None) -> session_pb2.PagedDecodePlan | None:
         return _PLANS[PagedDecodePlan(plan)]
     except ValueError as error:
         raise ValueError(f"plan: expected a PagedDecodePlan, got {plan!r}") from error
-
-
-def _sampling(temperature: float | None, seed: int | None) -> session_pb2.SamplingParams | None:
-    if temperature is None and seed is None:
-        return None
-    return session_pb2.SamplingParams(
-        temperature=_checks.optional_real("temperature", temperature),
-        seed=_checks.optional_whole("seed", seed, 64),
-    )

@@ -27,6 +27,8 @@ class Turn:
         self._started = generation_pb2.GenerationStarted()
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[float] = []  # [tokens], or empty where not asked for
+        self._top_logprobs: list[tuple[tuple[int, float], ...]] = []  # as `_logprobs`
         self._arrivals_ns: list[int] = []  # [tokens]
 
     def fold(self, response: generation_pb2.GenerateResponse) -> Chunk | None:
@@ -66,10 +68,15 @@ class Turn:
             raise _broken(f"token {expected} was due, {message.first_token_index} came")
         token_ids = tuple(token.id for token in message.tokens)
         timings = tuple(token.timing for token in message.tokens if token.HasField("timing"))
+        scored = [token for token in message.tokens if token.HasField("logprob")]
+        logprobs = tuple(token.logprob for token in scored)
+        top_logprobs = tuple(tuple((top.id, top.logprob) for top in token.top) for token in scored)
+        self._logprobs += logprobs
+        self._top_logprobs += top_logprobs
         self._arrivals_ns += [self._clock_ns()] * len(token_ids)
         self._token_ids += token_ids
         self._text.append(message.text_delta)
-        return Chunk(message.text_delta, token_ids, expected, timings)
+        return Chunk(message.text_delta, token_ids, expected, timings, logprobs, top_logprobs)
 
     def _finish(self, finished: generation_pb2.GenerationFinished) -> Result:
         reason = FinishReason(finished.finish_reason)
@@ -77,12 +84,14 @@ class Turn:
         if reason is not FinishReason.CANCELLED and finished.usage.output_tokens != len(self._token_ids):
             raise _broken(f"{finished.usage.output_tokens} tokens were sent, {len(self._token_ids)} came")
         arrivals = self._arrivals_ns
+        stopped_by = finished.WhichOneof("stopped_by")
         return Result(
             generation_id=self._started.generation_id,
             text="".join(self._text),
             token_ids=tuple(self._token_ids),
             input_token_ids=tuple(self._started.input_token_ids),
             finish_reason=reason,
+            stopped_by=getattr(finished, stopped_by) if stopped_by else None,
             sampling=self._started.sampling,
             usage=finished.usage,
             timing=finished.timing,
@@ -90,6 +99,8 @@ class Turn:
             revision=finished.revision,
             ttft_ms=(arrivals[0] - self._sent_ns) / 1e6 if arrivals else None,
             itl_ms=tuple((b - a) / 1e6 for a, b in pairwise(arrivals)),
+            logprobs=tuple(self._logprobs),
+            top_logprobs=tuple(self._top_logprobs),
         )
 
 

@@ -1,26 +1,15 @@
-"""The blocking client. Knows channels and calls; what goes in and comes out is `_requests` and `_turn`."""
+"""The blocking client. Knows which call is which; `_calls` makes them, `_requests` what they send."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self, TypeVar, Unpack
+from typing import Self, Unpack
+from uuid import UUID
 
-import grpc
-
-from pagecast import _checks, _requests, errors
-from pagecast._turn import Turn
+from pagecast import _requests, errors
+from pagecast._calls import Connection, Generation
 from pagecast.options import GenerateOptions, SessionOptions
-from pagecast.v1 import (
-    generation_pb2,
-    generation_pb2_grpc,
-    model_pb2,
-    model_pb2_grpc,
-    session_pb2,
-    session_pb2_grpc,
-)
-from pagecast.values import Chunk, PagedDecodePlan, Result, TurnInput
-
-_Request = TypeVar("_Request")
-_Answer = TypeVar("_Answer")
+from pagecast.v1 import model_pb2, session_pb2
+from pagecast.values import Content, PagedDecodePlan, TurnInput
 
 
 class Client:
@@ -34,7 +23,7 @@ class Client:
     """
 
     def __init__(self, target: str = "127.0.0.1:7070", *, timeout_s: float = 30.0) -> None:
-        self._connection = _Connection(target, timeout_s)
+        self._connection = Connection(target, timeout_s)
 
     def open_session(
         self, model: str, *, timeout_s: float | None = None, **options: Unpack[SessionOptions]
@@ -62,6 +51,39 @@ class Client:
         request = model_pb2.ListModelsRequest()
         return self._connection.call(self._connection.models.ListModels, request, timeout_s).models
 
+    def sessions(
+        self, *, page_size: int | None = None, timeout_s: float | None = None
+    ) -> Iterator[session_pb2.Session]:
+        """The sessions that the server knows, newest first, asked for page by page as they are read.
+
+        Args:
+            page_size: Sessions of one page, at most 1000; None: the server's default.
+            timeout_s: Deadline of each page's call in seconds; None: the client's.
+        """
+        return self._pages(_requests.list_sessions(page_size), timeout_s)
+
+    def tokenize(
+        self, model: str, content: Content, *, raw: bool = False, timeout_s: float | None = None
+    ) -> tuple[int, ...]:
+        """The ids that an input of `generate` would begin a session's log with."""
+        request = _requests.tokenize(model, content, raw=raw)
+        return tuple(self._connection.call(self._connection.models.Tokenize, request, timeout_s).token_ids)
+
+    def detokenize(self, model: str, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
+        """The text that ids spell, special tokens left out."""
+        request = _requests.detokenize(model, token_ids)
+        return self._connection.call(self._connection.models.Detokenize, request, timeout_s).text
+
+    def _pages(
+        self, request: session_pb2.ListSessionsRequest, timeout_s: float | None
+    ) -> Iterator[session_pb2.Session]:
+        while True:
+            page = self._connection.call(self._connection.sessions.ListSessions, request, timeout_s)
+            yield from page.sessions
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
     def close(self) -> None:
         """End the connection and the calls on it. Sessions stay open on the server."""
         self._connection.channel.close()
@@ -76,7 +98,7 @@ class Client:
 class ClientSession:
     """A session on the server; as a context manager it closes the session on exit."""
 
-    def __init__(self, connection: "_Connection", session_id: str) -> None:
+    def __init__(self, connection: Connection, session_id: str) -> None:
         self.session_id = session_id
         self._connection = connection
 
@@ -86,7 +108,7 @@ class ClientSession:
         *,
         timeout_s: float | None = None,
         **options: Unpack[GenerateOptions],
-    ) -> "Generation":
+    ) -> Generation:
         """Send one turn; its tokens are read, and its errors raised, by iterating over what is returned.
 
         Args:
@@ -100,6 +122,35 @@ class ClientSession:
         """
         request = _requests.generate(self.session_id, content, **options)
         return Generation(self._connection, request, timeout_s)
+
+    def append(
+        self,
+        content: Content,
+        *,
+        raw: bool = False,
+        expected_revision: int | None = None,
+        request_id: str | UUID | None = None,
+        timeout_s: float | None = None,
+    ) -> session_pb2.Session:
+        """Append input and have its KV computed, so that a turn on it starts sooner.
+
+        Args:
+            content: As `generate` takes it; here None means nothing.
+            raw: Append a str as it is. Otherwise it is one user message.
+            expected_revision: Refuse with `RevisionMismatch` where the session has another one.
+            request_id: A UUID; the same call once more with it appends nothing.
+            timeout_s: Deadline of the call in seconds; None: the client's.
+
+        Returns:
+            The session with the input in its log.
+
+        Raises:
+            TypeError, ValueError: The input or an option cannot be sent; nothing was.
+        """
+        request = _requests.append_input(
+            self.session_id, content, raw=raw, expected_revision=expected_revision, request_id=request_id
+        )
+        return self._connection.call(self._connection.sessions.AppendInput, request, timeout_s).session
 
     def cancel(self, generation_id: str, *, timeout_s: float | None = None) -> None:
         """End a running generation from outside: its stream ends with FinishReason.CANCELLED."""
@@ -115,12 +166,21 @@ class ClientSession:
         self,
         *,
         plan: PagedDecodePlan | None = None,
+        priority: int | None = None,
         labels: Mapping[str, str] | None = None,
         expected_revision: int | None = None,
+        request_id: str | UUID | None = None,
         timeout_s: float | None = None,
     ) -> session_pb2.Session:
         """Change what is given, from the session's next step on, also in the middle of a generation."""
-        request = _requests.update_session(self.session_id, plan, labels, expected_revision)
+        request = _requests.update_session(
+            self.session_id,
+            plan=plan,
+            priority=priority,
+            labels=labels,
+            expected_revision=expected_revision,
+            request_id=request_id,
+        )
         return self._connection.call(self._connection.sessions.UpdateSession, request, timeout_s).session
 
     def close(self, *, timeout_s: float | None = None) -> session_pb2.Session:
@@ -135,83 +195,3 @@ class ClientSession:
         # What went wrong inside matters more than that closing failed too.
         with contextlib.suppress(*([errors.PagecastError] if kind else [])):
             self.close()
-
-
-class Generation(Iterator[Chunk]):
-    """One turn's tokens, as chunks in the order of arrival.
-
-    Leaving it as a context manager cancels it, and so does dropping the last reference to it.
-    """
-
-    def __init__(
-        self, connection: "_Connection", request: generation_pb2.GenerateRequest, timeout_s: float | None
-    ) -> None:
-        self._turn = Turn()
-        self._timeout_s = _checks.timeout_s(timeout_s)
-        self._call = connection.generations.Generate(request, timeout=self._timeout_s)
-
-    @property
-    def generation_id(self) -> str | None:
-        """The id to cancel it by; None until the server has announced it."""
-        return self._turn.generation_id
-
-    @property
-    def result(self) -> Result:
-        """The finished turn. Raises RuntimeError before the iteration has ended."""
-        return self._turn.require_result()
-
-    def __next__(self) -> Chunk:
-        try:
-            for response in self._call:
-                chunk = self._turn.fold(response)
-                if chunk is not None:
-                    return chunk
-            self._turn.check_ended()
-        except grpc.RpcError as error:
-            raise errors.decode(error, self._timeout_s) from error
-        except errors.BrokenStream:
-            self.cancel()
-            raise
-        raise StopIteration
-
-    def wait(self) -> Result:
-        """Read to the end."""
-        for _ in self:
-            pass
-        return self.result
-
-    def cancel(self) -> None:
-        """End the call now; reading on raises `Cancelled`. Does nothing once it has ended."""
-        self._call.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.cancel()
-
-
-class _Connection:
-    """A channel and its stubs, shared by a client and its sessions."""
-
-    def __init__(self, target: str, timeout_s: float) -> None:
-        self.channel = grpc.insecure_channel(
-            _checks.text("target", target), options=_requests.CHANNEL_OPTIONS
-        )
-        self.sessions = session_pb2_grpc.SessionServiceStub(self.channel)
-        self.generations = generation_pb2_grpc.GenerationServiceStub(self.channel)
-        self.models = model_pb2_grpc.ModelServiceStub(self.channel)
-        self._timeout_s = _checks.timeout_s(timeout_s)
-
-    def call(
-        self,
-        method: "grpc.UnaryUnaryMultiCallable[_Request, _Answer]",
-        request: _Request,
-        timeout_s: float | None,
-    ) -> _Answer:
-        """Make one call within `timeout_s`, or the client's own deadline."""
-        deadline_s = self._timeout_s if timeout_s is None else _checks.timeout_s(timeout_s)
-        try:
-            return method(request, timeout=deadline_s)
-        except grpc.RpcError as error:
-            raise errors.decode(error, deadline_s) from error

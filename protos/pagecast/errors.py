@@ -1,12 +1,14 @@
-"""What a failed call raises. Knows the statuses and reasons of the public API, no requests.
+"""What a failed call raises. Knows no call: `_failures` makes these of statuses.
 
     PagecastError                  code, reason, field, message, metadata
     +-- InvalidArgument            a field is wrong; `field` names it
+    |   +-- PromptTooLong
     +-- NotFound
     |   +-- SessionNotFound
     |   +-- ModelNotFound
     |   +-- GenerationNotFound
     +-- AlreadyExists
+    |   +-- RequestIdReused
     +-- Aborted                    changed nothing; may be tried again
     |   +-- SessionBusy
     |   +-- RevisionMismatch
@@ -16,7 +18,12 @@
     |   +-- SessionFailed
     +-- OutOfRange
     +-- ResourceExhausted
-    +-- Unavailable                no server, or it has no worker
+    |   +-- KvExhausted
+    |   +-- QueueFull
+    |   +-- QueueTimeout
+    +-- Unavailable                no server answers, or it cannot serve now
+    |   +-- Draining
+    |   +-- NoWorker
     |   +-- WorkerLost
     +-- Unimplemented
     +-- Unauthenticated
@@ -25,6 +32,7 @@
     +-- Cancelled                  cancelled on this side
     +-- DataLoss
     +-- Internal
+    |   +-- NumericFailure
     +-- BrokenStream               the stream's events do not fit together
 
 A class covers its status; a reason without a class of its own raises its status's class.
@@ -32,12 +40,8 @@ A class covers its status; a reason without a class of its own raises its status
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Protocol
 
 import grpc
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 
 class PagecastError(Exception):
@@ -77,6 +81,10 @@ class InvalidArgument(PagecastError):
     """A field of the request is wrong; `field` names it."""
 
 
+class PromptTooLong(InvalidArgument):
+    """The session's context has no room for a token after the input."""
+
+
 class NotFound(PagecastError):
     """Nothing of that name or id."""
 
@@ -94,6 +102,10 @@ class GenerationNotFound(NotFound):
 
 
 class AlreadyExists(PagecastError):
+    """What the call would make is there, and differs."""
+
+
+class RequestIdReused(AlreadyExists):
     """The request id was used with another payload."""
 
 
@@ -122,7 +134,7 @@ class SessionExpired(FailedPrecondition):
 
 
 class SessionFailed(FailedPrecondition):
-    """The session cannot go on."""
+    """The session's worker is gone, its log with it; it can only be closed."""
 
 
 class OutOfRange(PagecastError):
@@ -133,12 +145,32 @@ class ResourceExhausted(PagecastError):
     """KV memory, a queue, a quota or a waiting time is used up."""
 
 
+class KvExhausted(ResourceExhausted):
+    """The KV pool is full of what cannot be reclaimed."""
+
+
+class QueueFull(ResourceExhausted):
+    """As many turns wait as may."""
+
+
+class QueueTimeout(ResourceExhausted):
+    """The turn's `queue_timeout_s` passed before its first step."""
+
+
 class Unavailable(PagecastError):
     """No server answers (reason UNAVAILABLE), or it cannot serve now."""
 
 
+class Draining(Unavailable):
+    """The server is being stopped and takes nothing new."""
+
+
+class NoWorker(Unavailable):
+    """No live worker serves the model."""
+
+
 class WorkerLost(Unavailable):
-    """The session's worker is gone."""
+    """The session's worker ended during the call."""
 
 
 class Unimplemented(PagecastError):
@@ -169,85 +201,9 @@ class Internal(PagecastError):
     """The server failed; metadata may hold an error id to look for in its log."""
 
 
+class NumericFailure(Internal):
+    """The model's logits were not finite numbers."""
+
+
 class BrokenStream(PagecastError):
     """The stream skipped a token or ended without its last event."""
-
-
-class _Call(Protocol):
-    """What `grpc.Call` and `grpc.aio.AioRpcError` share."""
-
-    def code(self) -> grpc.StatusCode: ...
-    def details(self) -> str | None: ...
-
-
-_BY_CODE: Mapping[grpc.StatusCode, type[PagecastError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
-    grpc.StatusCode.NOT_FOUND: NotFound,
-    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
-    grpc.StatusCode.ABORTED: Aborted,
-    grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
-    grpc.StatusCode.OUT_OF_RANGE: OutOfRange,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
-    grpc.StatusCode.UNAVAILABLE: Unavailable,
-    grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
-    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
-    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
-    grpc.StatusCode.CANCELLED: Cancelled,
-    grpc.StatusCode.DATA_LOSS: DataLoss,
-    grpc.StatusCode.INTERNAL: Internal,
-    grpc.StatusCode.UNKNOWN: Internal,
-}
-_BY_REASON: Mapping[str, type[PagecastError]] = {
-    "SESSION_NOT_FOUND": SessionNotFound,
-    "MODEL_NOT_FOUND": ModelNotFound,
-    "GENERATION_NOT_FOUND": GenerationNotFound,
-    "SESSION_BUSY": SessionBusy,
-    "REVISION_MISMATCH": RevisionMismatch,
-    "SESSION_CLOSED": SessionClosed,
-    "SESSION_EXPIRED": SessionExpired,
-    "SESSION_FAILED": SessionFailed,
-    "WORKER_LOST": WorkerLost,
-}
-
-
-def decode(call: _Call, timeout_s: float | None = None) -> PagecastError:
-    """The exception for a failed call: from its `google.rpc` details, or its bare status without them.
-
-    Args:
-        call: The call that failed.
-        timeout_s: The deadline that it had, in seconds; None: none or not known.
-    """
-    code, message = call.code(), call.details() or ""
-    info, violations = _details(call)
-    reason = info.reason
-    if not reason:  # the transport's own words tell how it works, not what happened
-        if code is grpc.StatusCode.CANCELLED:
-            return cancelled()
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            message = f"the deadline{'' if timeout_s is None else f' of {timeout_s:g} s'} passed"
-    field = violations.field_violations[0].field if violations.field_violations else info.metadata["field"]
-    kind = _BY_CODE.get(code, PagecastError)
-    by_reason = _BY_REASON.get(reason, kind)
-    # A reason refines its own status only: `except Unavailable` must catch every UNAVAILABLE.
-    kind = by_reason if issubclass(by_reason, kind) else kind
-    return kind(message, code=code, reason=reason, field=field, metadata=dict(info.metadata))
-
-
-def cancelled() -> Cancelled:
-    """The exception for a call that was cancelled on this side."""
-    return Cancelled("the call was cancelled", code=grpc.StatusCode.CANCELLED)
-
-
-def _details(call: _Call) -> tuple[error_details_pb2.ErrorInfo, error_details_pb2.BadRequest]:
-    """The call's ErrorInfo and BadRequest, empty where absent or unreadable."""
-    info, violations = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
-    try:
-        status = rpc_status.from_call(call)
-        for detail in status.details if status else ():
-            # Unpack copies when the type fits and does nothing when it does not.
-            detail.Unpack(info)
-            detail.Unpack(violations)
-    except (ValueError, DecodeError):  # a proxy rewrote the status: what it says still holds
-        return error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
-    return info, violations

@@ -43,8 +43,11 @@ class Message:
     content: str
 
 
-TurnInput = str | Sequence[int] | Sequence[Message] | None
-"""One user message (or plain text, where a call says so), token ids, messages; None continues the log."""
+Content = str | Sequence[int] | Sequence[Message]
+"""One user message (or plain text, where a call says so), token ids, messages."""
+
+TurnInput = Content | None
+"""What a turn takes in; None continues the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,16 @@ class Chunk:
         token_ids: Their ids.
         first_token_index: Index of `token_ids[0]` among the generation's tokens.
         timings: One per token by the worker's clock, empty unless `token_timing` was asked for.
+        logprobs: One per token, of the raw logits, empty unless `logprobs` was asked for.
+        top_logprobs: For each token the likeliest ones as (id, logprob), likeliest first; as `logprobs`.
     """
 
     text: str
     token_ids: tuple[int, ...]
     first_token_index: int
     timings: tuple[generation_pb2.TokenTiming, ...]
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,7 @@ class Result:
         token_ids: All generated ids, also EOS and those that end a stop sequence.
         input_token_ids: The ids that the input became.
         finish_reason: Why it ended.
+        stopped_by: The stop sequence or stop token id that ended it; None: something else did.
         sampling: Every effective sampling value, the drawn seed included.
         usage: Tokens taken in, found cached, computed again, put out.
         timing: By the worker's monotonic clock, in ns.
@@ -82,6 +90,8 @@ class Result:
         ttft_ms: From the call to the first token's arrival at the reader; None without tokens.
         itl_ms: Between the arrivals of neighbouring tokens at the reader, one value fewer than
             tokens. Tokens of one chunk arrived together: 0 between them.
+        logprobs: One per token, of the raw logits, empty unless `logprobs` was asked for.
+        top_logprobs: For each token the likeliest ones as (id, logprob), likeliest first; as `logprobs`.
     """
 
     generation_id: str
@@ -89,6 +99,7 @@ class Result:
     token_ids: tuple[int, ...]
     input_token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    stopped_by: str | int | None
     sampling: session_pb2.SamplingParams
     usage: generation_pb2.Usage
     timing: generation_pb2.GenerationTiming
@@ -96,3 +107,5 @@ class Result:
     revision: int
     ttft_ms: float | None
     itl_ms: tuple[float, ...]
+    logprobs: tuple[float, ...]
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...]

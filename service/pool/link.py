@@ -4,8 +4,8 @@ Knows the worker protocol; does not know sessions, clients or how the worker was
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import grpc
@@ -13,47 +13,51 @@ from structlog.typing import FilteringBoundLogger
 
 from pagecast.v1 import model_pb2
 from pagecast.worker.v1 import worker_pb2, worker_pb2_grpc
-from service.errors import PagecastError, Reason, StartError, from_refusal
+from service.errors import PagecastError, Reason, from_refusal
+from service.pool.channel import (
+    RETRY_S,
+    TOKEN_KEY,
+    ExitCode,
+    Metadata,
+    WrongVersion,
+    open_channel,
+    probe,
+    wait_until_serving,
+)
 from service.pool.mailbox import Mailbox
+from service.pool.steps import StepReader, worker_lost
 
 CALL_TIMEOUT_S = 30.0
-PROBE_TIMEOUT_S = 1.0
+PROBE_INTERVAL_S = 1.0
 # How long a worker whose reports stopped may take to answer before it counts as lost.
 RECONNECT_S = 3.0
-RETRY_S = 0.1
+# How long a call whose connection broke waits to know whether the worker is lost.
+FATE_S = 1.0
 CLOSE_TIMEOUT_S = 2.0
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# The worker's server accepts a ping every 10 s (its `min_recv_ping_interval_without_data_ms`);
-# pings below a server's interval end long streams.
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.enable_http_proxy", 0),
-)
-_GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+DEFAULT_WORKER_TIMEOUT_S = 10.0
+DEFAULT_STEP_TIMEOUT_S = 300.0
+_BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+# Nobody can tell whether such a call was carried out.
+_UNSETTLED = frozenset({Reason.WORKER_LOST, Reason.NO_WORKER})
 
 Request = TypeVar("Request")
 Response = TypeVar(
     "Response",
     worker_pb2.OpenSessionResponse,
     worker_pb2.GetSessionResponse,
+    worker_pb2.BatchGetSessionsResponse,
     worker_pb2.UpdateSessionResponse,
     worker_pb2.CloseSessionResponse,
     worker_pb2.SubmitResponse,
     worker_pb2.CancelResponse,
+    worker_pb2.TokenizeResponse,
+    worker_pb2.DetokenizeResponse,
 )
 Result = TypeVar("Result")
-ExitCode = Callable[[], int | None]
 
 
 class WorkerLink:
-    """A channel to one worker and the task that reads its step reports.
+    """A channel to one worker process, the task that reads its step reports, and one that probes it.
 
     Make one with `connect`. Losing the worker is final: every followed generation fails with
     WORKER_LOST, and so does every later call.
@@ -61,43 +65,84 @@ class WorkerLink:
     Attributes:
         stub: For `call`.
         model: What the worker serves.
+        instance_id: Of the worker's process.
         lost: Set once the worker is lost or the link is closed.
+        is_hung: Whether it was lost because it answered no more; its process may still be there.
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, info: worker_pb2.GetWorkerInfoResponse, exit_code: ExitCode,
+        self,
+        channel: grpc.aio.Channel,
+        info: worker_pb2.GetWorkerInfoResponse,
+        exit_code: ExitCode,
         log: FilteringBoundLogger,
-    ) -> None:  # fmt: skip
+        *,
+        metadata: Metadata,
+        worker_timeout_s: float,
+        step_timeout_s: float,
+    ) -> None:
         self.stub = worker_pb2_grpc.WorkerServiceStub(channel)
         self.model: model_pb2.Model = info.model
+        self.instance_id: str = info.instance_id
         self.lost = asyncio.Event()
+        self.is_hung = False
         self._channel = channel
-        self._instance_id = info.instance_id
+        self._metadata = metadata
         self._exit_code = exit_code
+        self._worker_timeout_s = worker_timeout_s
+        self._step_timeout_s = step_timeout_s
         self._log = log.bind(worker=info.instance_id)
-        self._mailboxes: dict[str, Mailbox] = {}
         self._background: set[asyncio.Task[Any]] = set()
-        self._last_report = 0
+        self._steps = StepReader(self.stub, metadata, self._log)
         self._reader = asyncio.create_task(self._read(), name="step-reader")
+        self._prober = asyncio.create_task(self._probe_on(), name="worker-prober")
 
     @classmethod
     async def connect(
-        cls, address: str, *, version: str, exit_code: ExitCode, timeout_s: float, log: FilteringBoundLogger
+        cls,
+        address: str,
+        *,
+        version: str,
+        exit_code: ExitCode,
+        timeout_s: float,
+        log: FilteringBoundLogger,
+        token: str = "",
+        worker_timeout_s: float = DEFAULT_WORKER_TIMEOUT_S,
+        step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     ) -> "WorkerLink":
         """Wait until the worker at `address` serves, and follow its step reports.
 
+        Args:
+            address: gRPC target.
+            version: Of Pagecast, that the worker's has to equal.
+            exit_code: Tells the exit code of its process; None while it runs or where nobody knows.
+            timeout_s: How long it may take until it serves.
+            log: Gets the link's events.
+            token: What the worker asks of its callers; empty where it asks for nothing.
+            worker_timeout_s: A worker that answers nothing for so long is lost.
+            step_timeout_s: One whose step takes longer is lost too.
+
         Raises:
-            StartError: Its process ended, `timeout_s` passed, or it is of another version.
+            StartError: Its process ended, `timeout_s` passed, or (WrongVersion) it is of another version.
         """
-        channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        channel = open_channel(address)
+        metadata = ((TOKEN_KEY, token),) if token else ()
         try:
-            info = await _wait_until_serving(channel, exit_code, timeout_s)
+            info = await wait_until_serving(channel, exit_code, timeout_s, metadata)
             if info.version != version:
-                raise StartError(f"the worker is of version {info.version!r}, this gateway of {version!r}")
+                raise WrongVersion(f"the worker is of version {info.version!r}, this gateway of {version!r}")
         except BaseException:
             await channel.close()
             raise
-        return cls(channel, info, exit_code, log)
+        return cls(
+            channel,
+            info,
+            exit_code,
+            log,
+            metadata=metadata,
+            worker_timeout_s=worker_timeout_s,
+            step_timeout_s=step_timeout_s,
+        )
 
     async def call(
         self, method: "grpc.aio.UnaryUnaryMultiCallable[Request, Response]", request: Request
@@ -105,19 +150,26 @@ class WorkerLink:
         """Call the worker.
 
         Raises:
-            PagecastError: What the worker refused with, or WORKER_LOST when it does not answer.
+            PagecastError: What the worker refused with; WORKER_LOST when it is lost, which a caller whose
+                connection broke waits for up to `FATE_S` to know; NO_WORKER when it did not answer within
+                `CALL_TIMEOUT_S`, and may live.
             grpc.aio.AioRpcError: A bug in the worker.
         """
         if self.lost.is_set():
-            raise _worker_lost()
+            raise worker_lost()
         try:
-            response = await method(request, timeout=CALL_TIMEOUT_S)
+            response = await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            if error.code() in _GONE:
-                raise _worker_lost() from error
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise PagecastError(Reason.NO_WORKER, "the worker did not answer in time") from error
+            if error.code() in _BROKEN:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.lost.wait(), FATE_S)
+                raise worker_lost() from error
             raise
-        if response.HasField("refusal"):
-            raise from_refusal(response.refusal)
+        refusal = _refusal(response)
+        if refusal is not None:
+            raise from_refusal(refusal)
         return response
 
     async def settle(
@@ -151,23 +203,15 @@ class WorkerLink:
         except grpc.aio.AioRpcError as error:
             self._log.error("background_call_failed", exc_info=error)
 
-    @contextmanager
-    def follow(self, generation_id: str) -> Iterator[Mailbox]:
+    def follow(self, generation_id: str) -> contextlib.AbstractContextManager[Mailbox]:
         """Collect the generation's events; enter before it is submitted, they may come before the reply."""
-        mailbox = Mailbox()
-        if self.lost.is_set():
-            mailbox.fail(_worker_lost())
-        self._mailboxes[generation_id] = mailbox
-        try:
-            yield mailbox
-        finally:
-            del self._mailboxes[generation_id]
+        return self._steps.follow(generation_id)
 
     async def close(self) -> None:
         """Let background work end for at most `CLOSE_TIMEOUT_S`, then cut the channel."""
         if self._background:
             await asyncio.wait(self._background, timeout=CLOSE_TIMEOUT_S)
-        leftover = [self._reader, *self._background]
+        leftover = [self._reader, self._prober, *self._background]
         for task in leftover:
             task.cancel()
         await asyncio.gather(*leftover, return_exceptions=True)
@@ -177,7 +221,7 @@ class WorkerLink:
     async def _undo(self, task: asyncio.Task[Any], undo: Callable[[], Awaitable[object]]) -> None:
         await asyncio.wait([task])
         error = None if task.cancelled() else task.exception()
-        is_refused = isinstance(error, PagecastError) and error.reason is not Reason.WORKER_LOST
+        is_refused = isinstance(error, PagecastError) and error.reason not in _UNSETTLED
         if not is_refused:
             await self.attempt(undo())
 
@@ -185,36 +229,13 @@ class WorkerLink:
         """Read reports, coming back after the last one for as long as the worker is there."""
         try:
             while True:
-                await self._read_stream()
+                await self._steps.read()
                 if not await self._is_there():
                     break
         except Exception as error:  # noqa: BLE001  streams must fail, not hang, whatever happens here
             self._log.error("step_reader_failed", exc_info=error)
         finally:
             self._lose()
-
-    async def _read_stream(self) -> None:
-        """Hand out reports until the stream breaks."""
-        try:
-            async for message in self.stub.StreamSteps(
-                worker_pb2.StreamStepsRequest(after_report=self._last_report)
-            ):
-                self._hand_out(message)
-        except grpc.aio.AioRpcError as error:
-            self._log.debug("step_stream_broken", code=error.code().name)
-            if error.code() is grpc.StatusCode.OUT_OF_RANGE:
-                if self._last_report == 0:
-                    raise
-                # The next report is no longer kept: what it told cannot be known any more.
-                self._fail_all()
-                self._last_report = 0
-
-    def _hand_out(self, message: worker_pb2.StreamStepsResponse) -> None:
-        self._last_report = message.report
-        for event in message.events:
-            mailbox = self._mailboxes.get(event.generation_id)
-            if mailbox is not None:
-                mailbox.put(event)
 
     async def _is_there(self) -> bool:
         """Whether the same worker process answers within `RECONNECT_S`."""
@@ -225,46 +246,47 @@ class WorkerLink:
             if self._exit_code() is not None:
                 break
             try:
-                info = await _probe(self.stub)
+                info = await probe(self.stub, self._metadata)
             except grpc.aio.AioRpcError:
                 continue
-            return info.instance_id == self._instance_id
-        self._log.error("worker_lost", exit_code=self._exit_code())
+            return info.instance_id == self.instance_id
         return False
+
+    async def _probe_on(self) -> None:
+        """Ask the worker again and again how it is; lose it when it hangs.
+
+        Two probes in a row have to fail, each within half of the time: after a pause of this very process
+        (it was stopped, the machine slept) the first one's time is over before its answer is read.
+        """
+        num_unanswered = 0
+        while not self.lost.is_set():
+            await asyncio.sleep(PROBE_INTERVAL_S)
+            try:
+                info = await probe(self.stub, self._metadata, self._worker_timeout_s / 2)
+            except grpc.aio.AioRpcError as error:
+                # Any other error comes from a worker that runs, or breaks the reader's stream as well.
+                is_silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                num_unanswered = num_unanswered + 1 if is_silent else 0
+                if num_unanswered == 2:
+                    self._hang(f"it did not answer for {self._worker_timeout_s:g} s")
+            else:
+                num_unanswered = 0
+                if info.running_step_ns > self._step_timeout_s * 1e9:
+                    self._hang(f"a step takes more than {self._step_timeout_s:g} s")
+
+    def _hang(self, why: str) -> None:
+        if not self.lost.is_set():
+            self._log.error("worker_hangs", error=why)
+            self.is_hung = True
+            self._lose()
 
     def _lose(self) -> None:
         self.lost.set()
-        self._fail_all()
-
-    def _fail_all(self) -> None:
-        for mailbox in self._mailboxes.values():
-            mailbox.fail(_worker_lost())
+        self._steps.end()
 
 
-def _worker_lost() -> PagecastError:
-    return PagecastError(Reason.WORKER_LOST, "the worker that holds this session is lost")
-
-
-# Quoted types: in the stubs of grpc only.
-async def _probe(stub: "worker_pb2_grpc.WorkerServiceAsyncStub") -> worker_pb2.GetWorkerInfoResponse:
-    return await stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=PROBE_TIMEOUT_S)
-
-
-async def _wait_until_serving(
-    channel: grpc.aio.Channel, exit_code: ExitCode, timeout_s: float
-) -> worker_pb2.GetWorkerInfoResponse:
-    stub = worker_pb2_grpc.WorkerServiceStub(channel)
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + timeout_s
-    while True:
-        code = exit_code()
-        if code is not None:
-            raise StartError(f"a worker ended with exit code {code} before it served; its log says why")
-        try:
-            return await _probe(stub)
-        except grpc.aio.AioRpcError as error:
-            if loop.time() > deadline_s:
-                raise StartError(
-                    f"a worker did not serve within {timeout_s:g} s: {error.code().name}"
-                ) from error
-        await asyncio.sleep(RETRY_S)
+def _refusal(response: Any) -> worker_pb2.Refusal | None:
+    """Return the refusal that a response is; None where it is none, or its kind has none."""
+    has_some = "refusal" in response.DESCRIPTOR.fields_by_name and response.HasField("refusal")
+    refusal: worker_pb2.Refusal | None = response.refusal if has_some else None
+    return refusal

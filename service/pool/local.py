@@ -1,108 +1,195 @@
-"""Workers as child processes on Unix sockets in a folder that only this user can enter.
+"""Workers as processes of this machine, on Unix sockets in a folder that only this user can enter.
 
-Knows the worker's command line; does not know its protocol. Spawn before gRPC starts its
-threads: starting a process from a handler can deadlock.
+Knows the worker's command line and how to talk to the supervisor that runs it; does not know the worker's
+protocol. Start the pool before gRPC starts its threads.
 """
 
+import asyncio
+import contextlib
+import json
 import os
+import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
 
 from service.config import ServeSettings, worker_environment
 from service.errors import StartError
+from service.pool import Incarnation, supervisor
 
 # Of sockaddr_un, less the closing NUL.
 MAX_SOCKET_PATH_BYTES = 107
+_LONGEST_NAME = "99-9999999999.sock"
+# The supervisor kills what outlasts the grace; it needs no more than this to say good-bye itself.
+_SUPERVISOR_GRACE_S = 2.0
 
 
 class LocalPool:
-    """Spawned workers; whoever makes the pool calls `stop`, on every path.
+    """Workers behind a supervisor process; whoever starts the pool calls `stop`, on every path."""
 
-    Every worker holds the read end of one pipe and ends when the write end, kept here, closes:
-    so none outlives the gateway, even one that is killed.
-    """
-
-    def __init__(self, processes: Mapping[str, subprocess.Popen[bytes]], folder: Path, lifeline: int) -> None:
-        self._processes = dict(processes)
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        orders: socket.socket,
+        folder: Path,
+        token: str,
+        size: int,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._process = process
+        self._orders = orders
         self._folder = folder
-        self._lifeline: int | None = lifeline
+        self._token = token
+        self._log = log
+        self._present: list[Incarnation | None] = [None] * size
+        self._news: list[asyncio.Queue[Incarnation]] = [asyncio.Queue() for _ in range(size)]
 
     @classmethod
-    def spawn(cls, settings: ServeSettings) -> "LocalPool":
-        """Start `settings.workers` processes and return at once; they load their model meanwhile.
+    def start(cls, settings: ServeSettings, log: FilteringBoundLogger) -> "LocalPool":
+        """Start the supervisor and return at once; it starts `settings.workers` processes meanwhile.
 
         Raises:
-            StartError: A process cannot be started, or the socket's path would be too long.
+            StartError: It cannot be started, or a worker's socket would have too long a path.
         """
         folder = Path(tempfile.mkdtemp(prefix="pagecast-"))
-        read_end, lifeline = os.pipe()
-        pool = cls({}, folder, lifeline)
+        ours, theirs = socket.socketpair()
         try:
-            for index in range(settings.workers):
-                path = folder / f"{index}.sock"
-                if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-                    raise StartError(f"the folder for temporary files is too long for a socket: {folder}")
-                address = f"unix:{path}"
-                pool._processes[address] = subprocess.Popen(
-                    worker_command(settings, address, read_end),
-                    stdin=subprocess.DEVNULL,
-                    env=worker_environment(),
-                    pass_fds=(read_end,),
-                    # A group of their own: a terminal's Ctrl-C reaches the gateway, which ends them in order.
-                    process_group=0,
-                )
+            if len(os.fsencode(folder / _LONGEST_NAME)) > MAX_SOCKET_PATH_BYTES:
+                raise StartError(f"the folder for temporary files is too long for a socket: {folder}")
+            token = secrets.token_hex(16)
+            first = {
+                "command": worker_command(settings),
+                "workers": settings.workers,
+                "token": token,
+                "folder": str(folder),
+            }
+            process = subprocess.Popen(
+                # By its path and isolated: nothing of this package is imported there.
+                [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                env=worker_environment(),
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+            )
+            ours.sendall(json.dumps(first).encode() + b"\n")
         except OSError as error:
-            pool.stop(0.0)
-            raise StartError(f"cannot start a worker: {error}") from error
+            ours.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise StartError(f"cannot start the workers: {error}") from error
         except BaseException:
-            pool.stop(0.0)
+            ours.close()
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
-            os.close(read_end)
-        return pool
+            theirs.close()
+        ours.setblocking(False)
+        return cls(process, ours, folder, token, settings.workers, log)
 
     @property
-    def addresses(self) -> tuple[str, ...]:
-        """GRPC target of each worker."""
-        return tuple(self._processes)
+    def size(self) -> int:
+        """Number of places."""
+        return len(self._present)
 
-    def exit_code(self, address: str) -> int | None:
-        """Exit code of the process (negative: the signal that ended it), None while it runs."""
-        return self._processes[address].poll()
+    @property
+    def token(self) -> str:
+        """What the workers ask for; drawn anew for each pool."""
+        return self._token
+
+    @property
+    def supervisor_pid(self) -> int:
+        """Process id of the supervisor."""
+        return self._process.pid
+
+    async def next(self, index: int) -> Incarnation:
+        """Wait for the next process in a place; one that could not be started has `error`."""
+        return await self._news[index].get()
+
+    def kill(self, index: int, incarnation: Incarnation) -> None:
+        """Send SIGKILL to a process, unless it has ended."""
+        if incarnation.exit_code is None:
+            self._order({"kill": index, "pid": incarnation.pid})
+
+    async def watch(self) -> None:
+        """Take in what the supervisor tells, and return when it is gone."""
+        loop = asyncio.get_running_loop()
+        received = b""
+        while True:
+            try:
+                more = await loop.sock_recv(self._orders, 65_536)
+            except OSError:
+                return
+            if not more:
+                return
+            *lines, received = (received + more).split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
 
     def stop(self, grace_s: float) -> None:
-        """Send SIGTERM, wait up to `grace_s` in all, kill the rest, remove the folder. Idempotent."""
-        deadline_s = time.monotonic() + grace_s
-        for process in self._processes.values():
-            process.terminate()
-        for process in self._processes.values():
-            try:
-                process.wait(max(0.0, deadline_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        lifeline, self._lifeline = self._lifeline, None
-        if lifeline is not None:
-            os.close(lifeline)
+        """End workers and supervisor, by force after `grace_s`; remove the folder. Idempotent.
+
+        A second call while the first one waits in another thread shortens the grace.
+        """
+        self._order({"stop": grace_s})
+        try:
+            self._process.wait(grace_s + _SUPERVISOR_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the kernel kills the workers with it
+            self._process.wait()
+        self._orders.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _order(self, order: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the supervisor is gone, and the workers with it
+            self._orders.send(json.dumps(order).encode() + b"\n")
 
-def worker_command(settings: ServeSettings, address: str, parent_fd: int) -> list[str]:
-    """Return the command line of a worker that listens at `address` and watches `parent_fd`."""
+    def _take(self, event: dict[str, Any]) -> None:
+        index: int = event["index"]
+        match event["event"]:
+            case "started":
+                started = Incarnation(event["address"], event["pid"])
+                self._present[index] = started
+                self._news[index].put_nowait(started)
+                self._log.info("worker_started", index=index, pid=started.pid)
+            case "ended":
+                self._end(index, event["exit_code"])
+                self._log.warning(
+                    "worker_restarting",
+                    index=index,
+                    pid=event["pid"],
+                    exit_code=event["exit_code"],
+                    restart_in_s=event["restart_in_s"],
+                )
+            case "unstartable":
+                self._news[index].put_nowait(Incarnation("", error=event["error"]))
+                self._log.error(
+                    "worker_restarting",
+                    index=index,
+                    error=event["error"],
+                    restart_in_s=event["restart_in_s"],
+                )
+
+    def _end(self, index: int, exit_code: int) -> None:
+        ended = self._present[index]
+        if ended is not None:
+            ended.exit_code = exit_code
+
+
+def worker_command(settings: ServeSettings) -> list[str]:
+    """Return the command line of a worker, but for its address and its lifeline."""
     command = [
         sys.executable, "-m", "worker",
         "--model", settings.model,
-        "--listen", address,
         "--kernels", settings.kernels,
         "--decode-plan", settings.decode_plan,
         "--threads", str(settings.threads or _threads_per_worker(settings.workers)),
+        "--memory-share", repr(1 / settings.workers),
         "--log-level", settings.log_level,
-        "--parent-fd", str(parent_fd),
     ]  # fmt: skip
     optional = {"--kv-blocks": settings.kv_blocks, "--max-step-tokens": settings.max_step_tokens}
     for flag, value in optional.items():

@@ -39,8 +39,14 @@ class GenerationRecord:
                 self._finished = response.finished
                 self._usage = response.finished.usage
 
-    def log(self, log: FilteringBoundLogger, status: str) -> None:
-        """Write the event; `status` is the gRPC status that the call ended with."""
+    def log(self, log: FilteringBoundLogger, status: str, *, error_reason: str | None = None) -> None:
+        """Write the event.
+
+        Args:
+            log: Where to.
+            status: The gRPC status that the call ended with.
+            error_reason: The `ErrorInfo` reason of a turn that was refused or failed.
+        """
         stats = self._finished.plan_stats if self._finished is not None else None
         log.info(
             "generation",
@@ -53,6 +59,7 @@ class GenerationRecord:
             cached_tokens=self._usage.cached_tokens if self._usage is not None else None,
             output_tokens=self._num_tokens,
             status=status,
+            error_reason=error_reason,
             finish_reason=self._finish_reason(),
             plan_builds=stats.builds if stats is not None else None,
             plan_reuses=stats.reuses if stats is not None else None,

@@ -1,7 +1,8 @@
 """A small server of the three public services over loopback, for tests of clients.
 
 It answers a turn with the turn's own text, one token per character (its code point), so that a
-test knows every id. It can be told to refuse, to be slow, to hold back or to send a script.
+test knows every id. It can be told to refuse, to be slow, to hold back or to send a script. A turn
+ends before the first of its stop sequences, and the logprob of a token is minus its index.
 """
 
 import dataclasses
@@ -60,7 +61,9 @@ class FakeServer(
         self.script: list[generation.GenerateResponse] | None = None
         self.sampling = session.SamplingParams(temperature=0.0, seed=7)
         self.hold_after: int | None = None  # tokens, then wait for a cancel from either side
-        self.fail_after: int | None = None  # tokens, then WORKER_LOST
+        self.fail_after: int | None = None  # tokens, then WORKER_LOST, and the session is FAILED
+        self.ignores_cancels = False
+        self.default_page_size = 100
         self.first_token_delay_s = 0.0
         self.ended = threading.Event()  # the last Generate has left its handler
         self.log: dict[str, list[int]] = {}
@@ -90,30 +93,69 @@ class FakeServer(
         session_id = getattr(request, "session_id", "")
         if session_id and session_id not in self.state:
             Refusal(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND").abort(context)
+        failed = session_id and self.state[session_id].state == session.SESSION_STATE_FAILED
+        if failed and name not in {"GetSession", "CloseSession"}:
+            Refusal(grpc.StatusCode.FAILED_PRECONDITION, "SESSION_FAILED", "its worker is gone").abort(
+                context
+            )
+
+    def _check_model(self, name: str, context: grpc.ServicerContext) -> None:
+        if name not in self.models:
+            Refusal(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", metadata={"model": name}).abort(context)
 
     def OpenSession(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._note("OpenSession", request, context)
-        if request.model not in self.models:
-            Refusal(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", metadata={"model": request.model}).abort(
-                context
-            )
+        self._check_model(request.model, context)
         session_id = f"ses_{len(self.state)}"
         plan = request.decode_plan or session.PAGED_DECODE_PLAN_PLAN_ONCE
         self.state[session_id] = session.Session(
-            session_id=session_id, model=request.model, decode_plan=plan, state=session.SESSION_STATE_ACTIVE
+            session_id=session_id,
+            model=request.model,
+            decode_plan=plan,
+            state=session.SESSION_STATE_ACTIVE,
+            labels=request.labels,
+            priority=request.priority,
         )
-        self.log[session_id] = []
+        self.log[session_id] = input_ids(request.initial_input)
+        self.state[session_id].num_tokens = len(self.log[session_id])
         return session.OpenSessionResponse(session=self.state[session_id])
 
     def GetSession(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._note("GetSession", request, context)
         return session.GetSessionResponse(session=self.state[request.session_id])
 
+    def ListSessions(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._note("ListSessions", request, context)
+        newest_first = list(reversed(self.state.values()))
+        start, size = int(request.page_token or 0), request.page_size or self.default_page_size
+        more = start + size < len(newest_first)
+        return session.ListSessionsResponse(
+            sessions=newest_first[start : start + size], next_page_token=str(start + size) if more else ""
+        )
+
+    def AppendInput(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._note("AppendInput", request, context)
+        state, log = self.state[request.session_id], self.log[request.session_id]
+        log += input_ids(request.input)
+        state.revision, state.num_tokens = state.revision + 1, len(log)
+        return session.AppendInputResponse(session=state)
+
+    def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._note("Tokenize", request, context)
+        self._check_model(request.model, context)
+        return model.TokenizeResponse(token_ids=input_ids(request.input))
+
+    def Detokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._note("Detokenize", request, context)
+        self._check_model(request.model, context)
+        return model.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
     def UpdateSession(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._note("UpdateSession", request, context)
         state = self.state[request.session_id]
         state.decode_plan = request.decode_plan or state.decode_plan
         state.labels.update(request.labels)
+        state.priority = request.priority if request.HasField("priority") else state.priority
         return session.UpdateSessionResponse(session=state)
 
     def CloseSession(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -133,7 +175,8 @@ class FakeServer(
         self._note("CancelGeneration", request, context)
         if request.generation_id not in self._cancels:
             Refusal(grpc.StatusCode.NOT_FOUND, "GENERATION_NOT_FOUND").abort(context)
-        self._cancels[request.generation_id].set()
+        if not self.ignores_cancels:
+            self._cancels[request.generation_id].set()
         return generation.CancelGenerationResponse()
 
     def Generate(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
@@ -163,11 +206,21 @@ class FakeServer(
         left.wait(self.first_token_delay_s)
         limit = request.stopping.max_tokens or 1000
         reason = generation.FINISH_REASON_MAX_TOKENS if limit < len(ids) else generation.FINISH_REASON_EOS
-        for index, token_id in enumerate(ids[:limit]):
+        finished = generation.GenerationFinished()
+        reply = ids[:limit]
+        for stop in request.stopping.stop_sequences:
+            if (at := "".join(map(chr, reply)).find(stop)) >= 0:
+                reply, reason, finished.stop_sequence = (
+                    reply[:at],
+                    generation.FINISH_REASON_STOP_SEQUENCE,
+                    stop,
+                )
+        for index, token_id in enumerate(reply):
             if index == self.hold_after:
                 while not (left.is_set() or cancelled.wait(0.01)):
                     pass
             if index == self.fail_after:
+                state.state = session.SESSION_STATE_FAILED
                 Refusal(grpc.StatusCode.UNAVAILABLE, "WORKER_LOST").abort(context)
             if left.is_set():
                 return
@@ -178,17 +231,22 @@ class FakeServer(
             token = generation.Token(id=token_id)
             if request.response.token_timing:
                 token.timing.since_start_ns = (index + 1) * 1000
+            if request.sampling.HasField("logprobs"):
+                token.logprob = -index
+                token.top.extend(
+                    generation.TopToken(id=top, logprob=-top) for top in range(request.sampling.logprobs)
+                )
             yield generation.GenerateResponse(
                 chunk=generation.TokenChunk(
                     first_token_index=index, tokens=[token], text_delta=chr(token_id), usage=usage
                 )
             )
         log += ids + ids[: usage.output_tokens]
-        state.revision += 1
+        state.revision, state.num_tokens = state.revision + 1, len(log)
         steps = usage.output_tokens
         planned = state.decode_plan == session.PAGED_DECODE_PLAN_PLAN_ONCE
-        yield generation.GenerateResponse(
-            finished=generation.GenerationFinished(
+        finished.MergeFrom(
+            generation.GenerationFinished(
                 finish_reason=reason,
                 usage=usage,
                 timing=generation.GenerationTiming(ttft_ns=1, e2e_ns=2),
@@ -201,6 +259,7 @@ class FakeServer(
                 ),
             )
         )
+        yield generation.GenerateResponse(finished=finished)
 
 
 def input_ids(content: session.Input) -> list[int]:

@@ -149,3 +149,20 @@ async def test_errors_and_deadlines(fake: FakeServer) -> None:
         session = await client.open_session("tiny")
         with pytest.raises(pagecast.DeadlineExceeded, match=r"the deadline of 0\.2 s passed"):
             await session.generate("abc", timeout_s=0.2).wait()
+
+
+async def test_append_sessions_and_tokens(fake: FakeServer) -> None:
+    async with pagecast.AsyncClient(fake.target) as client:
+        opened = [
+            (await client.open_session("tiny", top_k=3, initial_input=[1])).session_id for _ in range(3)
+        ]
+        session = client.session(opened[0])
+        assert (await session.append([2, 3], request_id="r")).num_tokens == 3
+        assert (await session.update(priority=-4)).priority == -4
+        assert [found.session_id async for found in client.sessions(page_size=2)] == opened[::-1]
+        assert await client.tokenize("tiny", "ab") == (97, 98)
+        assert await client.detokenize("tiny", [97, 98]) == "ab"
+        result = await session.generate("ab", stop=["b"], logprobs=1).wait()
+    assert (result.text, result.stopped_by, result.logprobs) == ("a", "b", (0.0,))
+    pages = [request for request in fake.requests if isinstance(request, session_pb2.ListSessionsRequest)]
+    assert [page.page_token for page in pages] == ["", "2"]

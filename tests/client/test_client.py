@@ -2,12 +2,13 @@
 
 import threading
 import time
+import uuid
 
 import grpc
 import pytest
 
 import pagecast
-from pagecast.v1 import generation_pb2, session_pb2
+from pagecast.v1 import generation_pb2, model_pb2, session_pb2
 from tests.client.fake_server import FakeServer, Refusal
 
 
@@ -146,3 +147,71 @@ def test_no_server_is_unavailable() -> None:
     with pagecast.Client("127.0.0.1:1", timeout_s=5) as client, pytest.raises(pagecast.Unavailable) as caught:
         client.models()
     assert caught.value.reason == "UNAVAILABLE"
+
+
+def test_options_of_a_session_are_its_defaults(fake: FakeServer) -> None:
+    request_id = uuid.uuid4()
+    with pagecast.Client(fake.target) as client:
+        client.open_session(
+            "tiny", top_k=3, logit_bias={5: 1.5}, priority=-1, initial_input="hi", request_id=request_id
+        )
+    assert fake.last(session_pb2.OpenSessionRequest) == session_pb2.OpenSessionRequest(
+        request_id=str(request_id),
+        model="tiny",
+        default_sampling={"top_k": 3, "logit_bias": {5: 1.5}},
+        initial_input={"messages": {"messages": [{"role": session_pb2.ROLE_USER, "content": "hi"}]}},
+        priority=-1,
+    )
+
+
+def test_append_then_a_turn_without_input_of_its_own(fake: FakeServer) -> None:
+    with pagecast.Client(fake.target) as client:
+        session = client.open_session("tiny")
+        appended = session.append([1, 2, 3], expected_revision=0, request_id="r")
+        assert (appended.revision, appended.num_tokens) == (1, 3)
+        assert session.generate(None).wait().usage.cached_tokens == 2
+    request = fake.last(session_pb2.AppendInputRequest)
+    assert (request.request_id, request.input.token_ids.ids) == ("r", [1, 2, 3])
+    assert request.HasField("expected_revision")
+
+
+def test_sessions_are_read_page_by_page_as_they_are_needed(fake: FakeServer) -> None:
+    with pagecast.Client(fake.target) as client:
+        opened = [client.open_session("tiny").session_id for _ in range(5)]
+        sessions = client.sessions(page_size=2)
+        assert not any(isinstance(request, session_pb2.ListSessionsRequest) for request in fake.requests)
+        found = [next(sessions).session_id for _ in range(2)]
+        pages = [r for r in fake.requests if isinstance(r, session_pb2.ListSessionsRequest)]
+        assert len(pages) == 1
+        found += [session.session_id for session in sessions]
+        assert found == opened[::-1]
+        assert [s.session_id for s in client.sessions()] == opened[::-1]
+        assert not fake.last(session_pb2.ListSessionsRequest).HasField("page_size")
+        with pytest.raises(TypeError, match=r"^page_size: "):
+            client.sessions(page_size="2")  # type: ignore[arg-type]
+
+
+def test_tokens_there_and_back(fake: FakeServer) -> None:
+    with pagecast.Client(fake.target) as client:
+        assert client.tokenize("tiny", "hé", raw=True) == (ord("h"), ord("é"))
+        assert fake.last(model_pb2.TokenizeRequest).input.text == "hé"
+        assert client.detokenize("tiny", [ord("h"), ord("é")]) == "hé"
+        with pytest.raises(pagecast.ModelNotFound):
+            client.tokenize("other", "a")
+
+
+def test_a_stop_logprobs_and_priority(fake: FakeServer) -> None:
+    with pagecast.Client(fake.target) as client:
+        session = client.open_session("tiny")
+        chunks = list(generation := session.generate("hello", stop="lo", logprobs=2))
+        assert session.update(priority=4).priority == 4
+        silent = session.generate("a", stop_token_ids=[5], time_limit_s=1.5).wait()
+    result = generation.result
+    assert (result.finish_reason, result.stopped_by) == (pagecast.FinishReason.STOP_SEQUENCE, "lo")
+    assert result.logprobs == (0.0, -1.0, -2.0) == sum((chunk.logprobs for chunk in chunks), ())
+    assert result.top_logprobs[2] == ((0, 0.0), (1, -1.0))
+    assert chunks[2].top_logprobs == (((0, 0.0), (1, -1.0)),)
+    assert (silent.stopped_by, silent.logprobs, silent.top_logprobs) == (None, (), ())
+    request = fake.last(generation_pb2.GenerateRequest)
+    assert request.time_limit.ToMilliseconds() == 1500
+    assert not request.HasField("queue_timeout")

@@ -1,10 +1,12 @@
 """Every status and reason becomes the class that the tree promises."""
 
+import re
+
 import grpc
 import pytest
 
 import pagecast
-from pagecast import errors
+from pagecast import _failures, errors
 from tests.client.fake_server import FakeServer, Refusal
 
 STATUS = grpc.StatusCode
@@ -17,20 +19,27 @@ STATUS = grpc.StatusCode
         (STATUS.NOT_FOUND, "SESSION_NOT_FOUND", pagecast.SessionNotFound),
         (STATUS.NOT_FOUND, "MODEL_NOT_FOUND", pagecast.ModelNotFound),
         (STATUS.NOT_FOUND, "SOMETHING_NEW", pagecast.NotFound),
-        (STATUS.ALREADY_EXISTS, "REQUEST_ID_REUSED", pagecast.AlreadyExists),
+        (STATUS.ALREADY_EXISTS, "REQUEST_ID_REUSED", pagecast.RequestIdReused),
         (STATUS.ABORTED, "SESSION_BUSY", pagecast.SessionBusy),
         (STATUS.ABORTED, "REVISION_MISMATCH", pagecast.RevisionMismatch),
         (STATUS.FAILED_PRECONDITION, "SESSION_CLOSED", pagecast.SessionClosed),
         (STATUS.FAILED_PRECONDITION, "FINGERPRINT_GONE", pagecast.FailedPrecondition),
         (STATUS.OUT_OF_RANGE, "TOKENS_EXPIRED", pagecast.OutOfRange),
-        (STATUS.RESOURCE_EXHAUSTED, "KV_EXHAUSTED", pagecast.ResourceExhausted),
+        (STATUS.INVALID_ARGUMENT, "PROMPT_TOO_LONG", pagecast.PromptTooLong),
+        (STATUS.FAILED_PRECONDITION, "SESSION_FAILED", pagecast.SessionFailed),
+        (STATUS.FAILED_PRECONDITION, "SESSION_EXPIRED", pagecast.SessionExpired),
+        (STATUS.RESOURCE_EXHAUSTED, "KV_EXHAUSTED", pagecast.KvExhausted),
+        (STATUS.RESOURCE_EXHAUSTED, "QUEUE_FULL", pagecast.QueueFull),
+        (STATUS.RESOURCE_EXHAUSTED, "QUEUE_TIMEOUT", pagecast.QueueTimeout),
+        (STATUS.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", pagecast.ResourceExhausted),
+        (STATUS.UNAVAILABLE, "NO_WORKER", pagecast.NoWorker),
         (STATUS.UNAVAILABLE, "WORKER_LOST", pagecast.WorkerLost),
-        (STATUS.UNAVAILABLE, "DRAINING", pagecast.Unavailable),
+        (STATUS.UNAVAILABLE, "DRAINING", pagecast.Draining),
         (STATUS.UNIMPLEMENTED, "NOT_IMPLEMENTED", pagecast.Unimplemented),
         (STATUS.UNAUTHENTICATED, "TOKEN_INVALID", pagecast.Unauthenticated),
         (STATUS.PERMISSION_DENIED, "SCOPE_MISSING", pagecast.PermissionDenied),
         (STATUS.DATA_LOSS, "JOURNAL_DAMAGED", pagecast.DataLoss),
-        (STATUS.INTERNAL, "NUMERIC_FAILURE", pagecast.Internal),
+        (STATUS.INTERNAL, "NUMERIC_FAILURE", pagecast.NumericFailure),
         # A reason under another status than its own must not hide the status.
         (STATUS.UNAVAILABLE, "SESSION_BUSY", pagecast.Unavailable),
     ],
@@ -49,6 +58,21 @@ def test_class_reason_field_and_metadata(
             assert (error.code, error.reason, error.field) == (code, reason, "sampling.temperature")
             assert dict(error.metadata) == {"limit": "2"}
             assert str(error) == f"{reason}: two of two (field sampling.temperature)"
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    drawn = {}
+    parents = []
+    for depth, name in re.findall(
+        r"^    ((?:[|] {3})*)(?:\+-- )?([A-Z]\w+)", errors.__doc__ or "", re.MULTILINE
+    ):
+        level = len(depth) // 4 + (name != "PagecastError")
+        parents[level:] = [name]
+        drawn[name] = parents[level - 1] if level else "Exception"
+    classes = {kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type)}
+    declared = {n: k.__bases__[0].__name__ for n, k in classes.items() if issubclass(k, errors.PagecastError)}
+    assert drawn == declared
+    assert all(getattr(pagecast, name) is kind for name, kind in classes.items() if name in declared)
 
 
 def test_the_field_may_come_as_metadata(fake: FakeServer) -> None:
@@ -90,7 +114,7 @@ def test_a_deadline_that_is_not_known_is_told_without_its_length() -> None:
         def trailing_metadata(self) -> None:
             return None
 
-    assert str(errors.decode(Call())) == "DEADLINE_EXCEEDED: the deadline passed"
+    assert str(_failures.decode(Call())) == "DEADLINE_EXCEEDED: the deadline passed"
 
 
 @pytest.mark.parametrize("payload", [b"\xff\xff", b"\x08\x05\x12\x05other"])
@@ -105,6 +129,6 @@ def test_unreadable_or_foreign_details_leave_the_status(payload: bytes) -> None:
         def trailing_metadata(self) -> list[tuple[str, bytes]]:
             return [("grpc-status-details-bin", payload)]
 
-    error = errors.decode(Call())
+    error = _failures.decode(Call())
     assert type(error) is pagecast.NotFound
     assert str(error) == "NOT_FOUND: gone"

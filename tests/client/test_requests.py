@@ -1,7 +1,7 @@
 """What cannot be sent is refused by the option's name, before anything is sent."""
 
-import array
 import inspect
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +9,10 @@ import pytest
 
 import pagecast
 from pagecast import _requests
-from pagecast.v1 import generation_pb2
+from pagecast.v1 import generation_pb2, session_pb2
 from tests.client.fake_server import FakeServer
 
 SURROGATE = "a\ud800"
-ACCEPTED = "a str, a sequence of int, a sequence of Message, or None"
 
 
 class Index:
@@ -35,8 +34,11 @@ def open_session(**options: Any) -> Any:
 
 
 def update(**options: Any) -> Any:
-    given = {"plan": None, "labels": None, "expected_revision": None} | options
-    return _requests.update_session("ses_0", **given)
+    return _requests.update_session("ses_0", **options)
+
+
+def append(**options: Any) -> Any:
+    return _requests.append_input("ses_0", "a", **options)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,11 @@ def update(**options: Any) -> Any:
         (open_session, "max_context_tokens", 32),
         (open_session, "seed", 64),
         (update, "expected_revision", 64),
+        (append, "expected_revision", 64),
+        (generate, "min_tokens", 32),
+        (generate, "top_k", 32),
+        (open_session, "top_k", 32),
+        (generate, "logprobs", 32),
     ],
 )
 def test_whole_numbers(build: Callable[..., Any], option: str, bits: int) -> None:
@@ -60,14 +67,102 @@ def test_whole_numbers(build: Callable[..., Any], option: str, bits: int) -> Non
     assert build(**{option: Index(2**bits - 1)}) == build(**{option: 2**bits - 1}) != build()
 
 
+REALS = [
+    *("temperature", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+]
+
+
+@pytest.mark.parametrize("option", REALS)
 @pytest.mark.parametrize("build", [generate, open_session])
-def test_temperature(build: Callable[..., Any]) -> None:
+def test_real_numbers(build: Callable[..., Any], option: str) -> None:
     for value in ("0.5", True, [0.5], 1j):
-        with pytest.raises(TypeError, match=r"^temperature: expected a number, got "):
-            build(temperature=value)
-    with pytest.raises(ValueError, match=r"^temperature: "):
-        build(temperature=10**400)
-    assert build(temperature=Index(1)) == build(temperature=1.0) != build()
+        with pytest.raises(TypeError, match=f"^{option}: expected a number, got "):
+            build(**{option: value})
+    with pytest.raises(ValueError, match=f"^{option}: "):
+        build(**{option: 10**400})
+    assert build(**{option: Index(1)}) == build(**{option: 1.0}) != build()
+
+
+@pytest.mark.parametrize("build", [generate, open_session, update])
+def test_priorities(build: Callable[..., Any]) -> None:
+    for value in (-(2**31) - 1, 2**31, 10**5000):
+        with pytest.raises(ValueError, match=r"^priority: .* is not from -2\*\*31 to 2\*\*31-1$"):
+            build(priority=value)
+    for value in (1.0, "1", True):
+        with pytest.raises(TypeError, match=r"^priority: expected an int, got "):
+            build(priority=value)
+    assert build(priority=-(2**31)).priority == -(2**31)
+    assert build(priority=0).HasField("priority")
+
+
+@pytest.mark.parametrize("option", ["queue_timeout_s", "time_limit_s"])
+def test_durations(option: str) -> None:
+    field = option.removesuffix("_s")
+    for value in (float("nan"), float("inf"), 1e12, -1e12):
+        with pytest.raises(ValueError, match=f"^{option}: .* is not within 315576000000 seconds$"):
+            generate(**{option: value})
+    with pytest.raises(TypeError, match=f"^{option}: expected a number, got str$"):
+        generate(**{option: "5"})
+    for value, nanoseconds in ((1.5, 1_500_000_000), (0.1, 100_000_000), (1e-12, 1), (-0.5, -500_000_000)):
+        assert getattr(generate(**{option: value}), field).ToNanoseconds() == nanoseconds
+    assert generate(**{option: 0}).HasField(field)  # the server's to judge
+
+
+@pytest.mark.parametrize("build", [generate, open_session])
+def test_logit_bias(build: Callable[..., Any]) -> None:
+    for value, error, message in [
+        ([(1, 2.0)], TypeError, "logit_bias: expected a mapping of int to float, got list"),
+        ({"1": 2.0}, TypeError, "a key of logit_bias: expected an int, got str"),
+        ({-1: 2.0}, ValueError, "a key of logit_bias: -1 is not from 0"),
+        ({1: "2"}, TypeError, r"logit_bias\[1\]: expected a number, got str"),
+    ]:
+        with pytest.raises(error, match=f"^{message}"):
+            build(logit_bias=value)
+    request = build(logit_bias={Index(7): 1})
+    sampling = request.default_sampling if build is open_session else request.sampling
+    assert sampling.logit_bias == {7: 1.0}
+
+
+def test_stops() -> None:
+    for value, error, message in [
+        (b"x", TypeError, "stop: expected a sequence of str, got bytes"),
+        ({"x"}, TypeError, "stop: expected a sequence of str, got set"),
+        (["x", 5], TypeError, r"stop\[1\]: expected a str, got int"),
+        (SURROGATE, ValueError, r"stop\[0\]: character 1 is a lone surrogate"),
+    ]:
+        with pytest.raises(error, match=f"^{message}"):
+            generate(stop=value)
+    for ids, message in [("12", "stop_token_ids: expected a sequence of int, got str"),
+                         ([1, 2.0], r"stop_token_ids\[1\]: expected an int, got float")]:  # fmt: skip
+        with pytest.raises(TypeError, match=f"^{message}"):
+            generate(stop_token_ids=ids)
+    assert generate(stop="xy").stopping.stop_sequences == ["xy"]
+    request = generate(stop=("x", "y"), stop_token_ids=range(3))
+    assert request.stopping.stop_sequences == ["x", "y"]
+    assert request.stopping.stop_token_ids == [0, 1, 2]
+    assert generate(stop=[], stop_token_ids=()) == generate()
+
+
+@pytest.mark.parametrize("build", [generate, open_session, update, append])
+def test_request_ids(build: Callable[..., Any]) -> None:
+    given = uuid.uuid4()
+    assert build(request_id=given) == build(request_id=str(given))
+    assert build(request_id=given).request_id == str(given)
+    assert not build().HasField("request_id")
+    assert build(request_id="").HasField("request_id")  # the server's to refuse
+    for value in (given.bytes, given.int):
+        with pytest.raises(TypeError, match=r"^request_id: expected a str or a UUID, got "):
+            build(request_id=value)
+    with pytest.raises(ValueError, match=r"^request_id: character 1"):
+        build(request_id=SURROGATE)
+
+
+def test_detokenize_takes_ids_only() -> None:
+    assert _requests.detokenize("tiny", (1, 2)).token_ids == [1, 2]
+    for value in ("12", b"12", 5):
+        with pytest.raises(TypeError, match=r"^token_ids: expected a sequence of int"):
+            _requests.detokenize("tiny", value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("build", [open_session, update])
@@ -84,7 +179,7 @@ def test_labels(build: Callable[..., Any]) -> None:
     assert build(labels={"k": "v"}).labels == {"k": "v"}
 
 
-@pytest.mark.parametrize("option", ["raw", "keep_partial", "token_timing"])
+@pytest.mark.parametrize("option", ["raw", "keep_partial", "token_timing", "ignore_eos"])
 def test_flags(option: str) -> None:
     with pytest.raises(TypeError, match=f"^{option}: expected a bool, got str$"):
         generate(**{option: "false"})
@@ -110,45 +205,9 @@ def test_names_and_ids() -> None:
             _requests.generate(value, "a")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"ab", bytearray(b"ab"), memoryview(b"ab"), 5, 5.0, object(), {1, 2}, {1: 2}, iter([1]),
-     pagecast.Message("user", "a")],
-)  # fmt: skip
-def test_inputs_of_the_wrong_kind(content: Any) -> None:
-    with pytest.raises(TypeError, match=f"^input: expected {ACCEPTED}, got {type(content).__name__}$"):
-        _requests.generate("ses_0", content)
-
-
-@pytest.mark.parametrize(
-    ("content", "error", "message"),
-    [
-        ([1, 2.0], TypeError, f"input: expected {ACCEPTED}; item 1 is float"),
-        ([True], TypeError, f"input: expected {ACCEPTED}; item 0 is bool"),
-        (["a"], TypeError, f"input: expected {ACCEPTED}; item 0 is str"),
-        ([1, pagecast.Message("user", "a")], TypeError, f"input: expected {ACCEPTED}; item 1 is Message"),
-        ([pagecast.Message("user", "a"), 1], TypeError, rf"input: expected {ACCEPTED}; input\[1\] is int"),
-        ([1, -1], ValueError, r"input\[1\]: -1 is not from 0 to 2\*\*32-1"),
-        ([2**32], ValueError, r"input\[0\]: 4294967296 is not from 0"),
-        (SURROGATE, ValueError, r"input\[0\].content: character 1 is a lone surrogate"),
-        ([pagecast.Message("tool", "a")], ValueError, r"input\[0\].role: 'tool' is none of system, user"),  # type: ignore[arg-type]
-        ([pagecast.Message(["user"], "a")], TypeError, r"input\[0\].role: expected a str"),  # type: ignore[arg-type]
-        ([pagecast.Message("user", 5)], TypeError, r"input\[0\].content: expected a str, got int"),  # type: ignore[arg-type]
-    ],
-)
-def test_items_of_the_wrong_kind(content: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^{message}"):
-        _requests.generate("ses_0", content)
-
-
-def test_a_raw_text_of_no_characters_that_utf8_has() -> None:
-    with pytest.raises(ValueError, match=r"^input: character 1 is a lone surrogate"):
-        _requests.generate("ses_0", SURROGATE, raw=True)
-
-
-@pytest.mark.parametrize("ids", [range(1, 4), (1, 2, 3), array.array("I", [1, 2, 3]), [1, Index(2), 3]])
-def test_any_sequence_of_whole_numbers_is_ids(ids: Any) -> None:
-    assert _requests.generate("ses_0", ids).input.token_ids.ids == [1, 2, 3]
+def keyword_names(function: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {given.name for given in parameters if given.kind is given.KEYWORD_ONLY}
 
 
 def test_options_are_those_of_the_builders() -> None:
@@ -156,10 +215,13 @@ def test_options_are_those_of_the_builders() -> None:
         (pagecast.SessionOptions, _requests.open_session),
         (pagecast.GenerateOptions, _requests.generate),
     ):
-        parameters = inspect.signature(build).parameters.values()
-        names = {given.name for given in parameters if given.kind is given.KEYWORD_ONLY}
+        names = keyword_names(build) | keyword_names(_requests.sampling_params)
         assert options.__annotations__.keys() == names
-        assert all(f"{name}:" in (options.__doc__ or "") for name in names)
+        told = (options.__doc__ or "") + (pagecast.SamplingOptions.__doc__ or "")
+        assert all(f"{name}:" in told for name in names)
+    assert pagecast.SamplingOptions.__annotations__.keys() == keyword_names(_requests.sampling_params)
+    fields = session_pb2.SamplingParams.DESCRIPTOR.fields_by_name.keys()
+    assert keyword_names(_requests.sampling_params) == set(fields)
     for client in (pagecast.Client, pagecast.AsyncClient):
         assert "pagecast.SessionOptions" in (client.open_session.__doc__ or "")
 

@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 import pagecast
+from tests.e2e.calls import Api
+from tests.e2e.rig import Rig, running_rig
 from tests.e2e.server import RunningServer, running_server
-from tests.tiny_model import write_tiny_gguf
+from tests.tiny_model import CHATML, write_tiny_gguf
+
+# In the vocabulary of `broken`; as a control token it is in no text.
+BROKEN_ID = 1
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +33,44 @@ def client(tiny_server: RunningServer) -> Iterator[pagecast.Client]:
     """A client of `tiny_server`."""
     with pagecast.Client(tiny_server.target) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def rig_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with a padded vocabulary, whose template writes the BOS that its tokenizer adds too."""
+    return write_tiny_gguf(
+        tmp_path_factory.mktemp("model") / "plain.gguf",
+        seed=1,
+        ends=False,
+        padded_vocab=7,
+        add_bos=True,
+        chat_template="{{ bos_token }}" + CHATML,
+    )
+
+
+@pytest.fixture(scope="session")
+def rig(rig_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """Workers that tests can ask: `plain`, the same model in other settings, and a broken one.
+
+    `tight` has a pool of 32 blocks, `narrow` runs one turn at a time in chunks of 7 tokens, and `broken` has
+    an embedding (`BROKEN_ID`) that is NaN.
+    """
+    folder = tmp_path_factory.mktemp("rig")
+    tight, narrow = folder / "tight.gguf", folder / "narrow.gguf"
+    for path in (tight, narrow):
+        path.symlink_to(rig_path)
+    broken = write_tiny_gguf(folder / "broken.gguf", seed=1, ends=False, nan_token=BROKEN_ID)
+    models = {
+        rig_path: (),
+        tight: ("--kv-blocks", "32"),
+        narrow: ("--kv-blocks", "128", "--max-step-tokens", "7", "--max-step-rows", "1"),
+        broken: ("--kv-blocks", "128"),
+    }
+    with running_rig(folder, models) as running:
+        yield running
+
+
+@pytest.fixture
+def api(rig: Rig) -> Api:
+    """Raw stubs; sessions are opened on `plain`."""
+    return rig.api("plain")

@@ -1,6 +1,7 @@
 """A real `pagecast serve` process for tests: started, waited for, watched, stopped."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -45,10 +46,14 @@ class RunningServer:
             time.sleep(0.05)
         raise AssertionError(f"no {name} event with {fields} in {self.log_path}")
 
+    def supervisor_pid(self) -> int:
+        """The only child of the gateway."""
+        (pid,) = _children(self.process.pid)
+        return pid
+
     def worker_pids(self) -> list[int]:
-        """Children of the gateway."""
-        children = Path(f"/proc/{self.process.pid}/task")
-        return [int(pid) for task in children.iterdir() for pid in (task / "children").read_text().split()]
+        """Children of the supervisor, the first started first."""
+        return sorted(_children(self.supervisor_pid()))
 
     def stop(self) -> int:
         """SIGTERM, wait, exit code."""
@@ -56,9 +61,14 @@ class RunningServer:
         return self.process.wait(timeout=20)
 
 
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
 @contextmanager
-def running_server(folder: Path, *flags: str) -> Iterator[RunningServer]:
-    """Run `pagecast serve` with these flags on a free port until the block ends."""
+def running_server(folder: Path, *flags: str, **variables: str) -> Iterator[RunningServer]:
+    """Run `pagecast serve` with these flags and variables on a free port until the block ends."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         target = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -66,7 +76,12 @@ def running_server(folder: Path, *flags: str) -> Iterator[RunningServer]:
     command = [sys.executable, "-m", "service.cli", "serve", "--listen", target, *flags]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **variables},
         )
     server = RunningServer(process, target, log_path)
     try:

@@ -9,6 +9,7 @@ import grpc
 import orjson
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from grpc_reflection.v1alpha import reflection
 
 from pagecast._log import LogWriter, open_log
 from pagecast.v1 import (
@@ -18,10 +19,14 @@ from pagecast.v1 import (
     session_pb2,
     session_pb2_grpc,
 )
+from service.generation import GenerationServicer
 from service.interceptors import ErrorInterceptor
+from service.models import ModelServicer
 from service.pool.link import WorkerLink
+from service.replays import Replays
 from service.router import Router
-from service.server import add_services
+from service.sessions import SessionServicer
+from service.turns import Turns
 from tests.service.fake_worker import FakeWorker
 
 
@@ -34,6 +39,8 @@ class Gateway:
     channel: grpc.aio.Channel
     stream: io.BytesIO
     router: Router[WorkerLink]
+    turns: Turns
+    replays: Replays
     sessions: Any = field(init=False)
     generations: Any = field(init=False)
     models: Any = field(init=False)
@@ -117,13 +124,19 @@ async def make_gateway(tmp_path: Path) -> AsyncIterator[MakeGateway]:
         undo.extend(link.close for link in links)
         router = Router(links)
         server = grpc.aio.server(interceptors=[ErrorInterceptor(log)])
-        await add_services(server, router, log)
+        turns, replays = Turns(), Replays()
+        session_pb2_grpc.add_SessionServiceServicer_to_server(SessionServicer(router, turns, replays), server)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(
+            GenerationServicer(router, turns, replays, log), server
+        )
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(router), server)
+        reflection.enable_server_reflection((reflection.SERVICE_NAME,), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         undo.append(lambda: server.stop(None))
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=client_options)
         undo.append(channel.close)
-        return Gateway(workers, links, channel, stream, router)
+        return Gateway(workers, links, channel, stream, router, turns, replays)
 
     yield make
     for step in reversed(undo):

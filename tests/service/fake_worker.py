@@ -2,7 +2,7 @@
 # ruff: noqa: N802  methods carry the names of their RPCs
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     """Keeps sessions in a dict and emits the events that a test hands it.
 
+    Takes calls with any token or none. Input that is only to be appended has its KV as soon as
+    `append_gate` is open. A turn that nothing was emitted for is dropped with DEADLINE_EXCEEDED
+    once its deadline has passed, if `drops_late` is set.
+
     Attributes:
         refusals: Answer of a method by its name, instead of what it would do.
         submit_gate: Submit waits for it before it answers.
         open_gate: OpenSession waits for it before it answers.
+        append_gate: The end of an append waits for it.
+        batch_gate: BatchGetSessions waits for it before it answers.
+        calls: Names of the calls on sessions, in their order.
         num_readers: StreamSteps calls that are open.
     """
 
@@ -39,11 +46,19 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.submit_gate.set()
         self.open_gate = asyncio.Event()
         self.open_gate.set()
+        self.append_gate = asyncio.Event()
+        self.append_gate.set()
+        self.batch_gate = asyncio.Event()
+        self.batch_gate.set()
+        self.drops_late = False
+        self.calls: list[str] = []
         self.num_readers = 0
         self.first_kept = 1
         self._reports: list[worker_pb2.StreamStepsResponse] = []
         self._news = asyncio.Condition()
         self._cut = 0
+        self._begun: set[str] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._server = grpc.aio.server()
 
     async def start(self) -> None:
@@ -52,10 +67,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         await self._server.start()
 
     async def die(self) -> None:
+        for task in self._background:
+            task.cancel()
         await self._server.stop(None)
 
     async def emit(self, generation_id: str, **event: Any) -> None:
         """Report one event: `started=`, `chunk=`, `finished=` or `failed=`."""
+        self._begun.add(generation_id)
         number = len(self._reports) + 1
         events = [worker_pb2.GenerationEvent(generation_id=generation_id, **event)]
         self._reports.append(worker_pb2.StreamStepsResponse(report=number, events=events))
@@ -96,6 +114,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def OpenSession(
         self, request: worker_pb2.OpenSessionRequest, context: Context
     ) -> worker_pb2.OpenSessionResponse:
+        self.calls.append("OpenSession")
         await self.open_gate.wait()
         if "OpenSession" in self.refusals:
             return worker_pb2.OpenSessionResponse(refusal=self.refusals["OpenSession"])
@@ -106,6 +125,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             decode_plan=request.decode_plan or session_pb2.PAGED_DECODE_PLAN_PLAN_ONCE,
             max_context_tokens=request.max_context_tokens,
             labels=request.labels,
+            priority=request.priority,
         )
         self.sessions[request.session_id] = session
         return worker_pb2.OpenSessionResponse(session=session)
@@ -113,12 +133,29 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def GetSession(
         self, request: worker_pb2.GetSessionRequest, context: Context
     ) -> worker_pb2.GetSessionResponse:
-        return worker_pb2.GetSessionResponse(session=self.sessions[request.session_id])
+        self.calls.append("GetSession")
+        session = self.sessions.get(request.session_id)
+        if session is None:
+            return worker_pb2.GetSessionResponse(refusal=_no_session())
+        return worker_pb2.GetSessionResponse(session=session)
+
+    async def BatchGetSessions(
+        self, request: worker_pb2.BatchGetSessionsRequest, context: Context
+    ) -> worker_pb2.BatchGetSessionsResponse:
+        self.calls.append("BatchGetSessions")
+        await self.batch_gate.wait()
+        found = [self.sessions[each] for each in request.session_ids if each in self.sessions]
+        return worker_pb2.BatchGetSessionsResponse(sessions=found)
 
     async def UpdateSession(
         self, request: worker_pb2.UpdateSessionRequest, context: Context
     ) -> worker_pb2.UpdateSessionResponse:
+        self.calls.append("UpdateSession")
+        if "UpdateSession" in self.refusals:
+            return worker_pb2.UpdateSessionResponse(refusal=self.refusals["UpdateSession"])
         session = self.sessions[request.session_id]
+        if request.HasField("priority"):
+            session.priority = request.priority
         if request.decode_plan:
             session.decode_plan = request.decode_plan
         session.labels.update(request.labels)
@@ -127,10 +164,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def CloseSession(
         self, request: worker_pb2.CloseSessionRequest, context: Context
     ) -> worker_pb2.CloseSessionResponse:
+        self.calls.append("CloseSession")
         session = self.sessions.pop(request.session_id, None)
         if session is None:
-            refusal = worker_pb2.Refusal(reason="SESSION_NOT_FOUND", message="no session has this id")
-            return worker_pb2.CloseSessionResponse(refusal=refusal)
+            return worker_pb2.CloseSessionResponse(refusal=_no_session())
         session.state = session_pb2.SESSION_STATE_CLOSED
         return worker_pb2.CloseSessionResponse(session=session)
 
@@ -139,6 +176,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         await self.submit_gate.wait()
         if "Submit" in self.refusals:
             return worker_pb2.SubmitResponse(refusal=self.refusals["Submit"])
+        if request.append_only:
+            self._spawn(self._append(request))
+        elif self.drops_late and request.HasField("deadline"):
+            self._spawn(self._drop_late(request))
         return worker_pb2.SubmitResponse(accepted=worker_pb2.SubmitAccepted(input_token_ids=[1, 2, 3]))
 
     async def Cancel(self, request: worker_pb2.CancelRequest, context: Context) -> worker_pb2.CancelResponse:
@@ -147,6 +188,43 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             return worker_pb2.CancelResponse(refusal=self.refusals["Cancel"])
         await self.emit_finish(request.generation_id, generation_pb2.FINISH_REASON_CANCELLED)
         return worker_pb2.CancelResponse()
+
+    async def Tokenize(
+        self, request: worker_pb2.TokenizeRequest, context: Context
+    ) -> worker_pb2.TokenizeResponse:
+        """One token a byte, by its value."""
+        if "Tokenize" in self.refusals:
+            return worker_pb2.TokenizeResponse(refusal=self.refusals["Tokenize"])
+        return worker_pb2.TokenizeResponse(token_ids=request.input.text.encode())
+
+    async def Detokenize(
+        self, request: worker_pb2.DetokenizeRequest, context: Context
+    ) -> worker_pb2.DetokenizeResponse:
+        if "Detokenize" in self.refusals:
+            return worker_pb2.DetokenizeResponse(refusal=self.refusals["Detokenize"])
+        return worker_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _append(self, request: worker_pb2.SubmitRequest) -> None:
+        await self.emit(request.generation_id, started=generation_pb2.GenerationStarted())
+        await self.append_gate.wait()
+        session = self.sessions.get(request.session_id)
+        if session is None or request.generation_id in self.cancels:
+            return
+        session.revision += 1
+        session.num_tokens += len(request.input.text)
+        finished = generation_pb2.GenerationFinished(revision=session.revision)
+        await self.emit(request.generation_id, finished=finished)
+
+    async def _drop_late(self, request: worker_pb2.SubmitRequest) -> None:
+        await asyncio.sleep(request.deadline.ToNanoseconds() / 1e9)
+        if request.generation_id not in self._begun:
+            late = worker_pb2.Refusal(reason="DEADLINE_EXCEEDED", message="nobody waits for it any more")
+            await self.emit(request.generation_id, failed=late)
 
     async def StreamSteps(
         self, request: worker_pb2.StreamStepsRequest, context: Context
@@ -166,3 +244,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
         finally:
             self.num_readers -= 1
+
+
+def _no_session() -> worker_pb2.Refusal:
+    return worker_pb2.Refusal(reason="SESSION_NOT_FOUND", message="no session has this id")

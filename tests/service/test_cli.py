@@ -12,7 +12,7 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 
-from pagecast.v1 import generation_pb2, session_pb2
+from pagecast.v1 import session_pb2
 from service.cli import main
 from tests.client.fake_server import FakeServer, Refusal
 
@@ -31,74 +31,6 @@ def test_generate_streams_the_text_and_closes_the_session(fake: FakeServer) -> N
     result = run("generate", "hello", "--target", fake.target, "--max-tokens", "3")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "hel\n", "")
     assert fake.state["ses_0"].state == session_pb2.SESSION_STATE_CLOSED
-
-
-def test_generate_json_is_one_line(fake: FakeServer) -> None:
-    result = run("generate", "hé", "--target", fake.target, "--json", "--plan", "replan")
-    assert result.exit_code == 0
-    (line,) = result.stdout.splitlines()
-    record = json.loads(line)
-    assert 0 < record.pop("ttft_ms") < 5000
-    assert 0 <= record.pop("itl_ms") < 5000
-    assert record == {
-        "session_id": "ses_0",
-        "prompt_token_ids": [ord("h"), ord("é")],
-        "token_ids": [ord("h"), ord("é")],
-        "text": "hé",
-        "finish_reason": "EOS",
-        "plan_stats": {
-            "builds": 0,
-            "reuses": 0,
-            "replans": 2,
-            "launches_per_step": 9,
-            "host_bytes_per_step": 100,
-        },
-        "sampling": {"temperature": 0.0, "seed": 7},
-        "usage": {"input_tokens": 2, "cached_tokens": 0, "reprefilled_tokens": 0, "output_tokens": 2},
-        "revision": 1,
-    }
-
-
-def test_json_shows_the_temperature_as_it_was_given(fake: FakeServer) -> None:
-    fake.sampling = session_pb2.SamplingParams(temperature=0.7, seed=2**64 - 1)
-    result = run("generate", "hey", "--target", fake.target, "--json", "--temperature", "0.7")
-    assert json.loads(result.stdout)["sampling"] == {"temperature": 0.7, "seed": 2**64 - 1}
-
-
-def test_generate_json_without_a_second_token_has_no_itl(fake: FakeServer) -> None:
-    result = run("generate", "hey", "--target", fake.target, "--json", "--max-tokens", "1")
-    assert json.loads(result.stdout)["itl_ms"] is None
-
-
-def test_generate_sends_what_flags_say(fake: FakeServer) -> None:
-    flags = ["--model", "tiny", "--temperature", "0.5", "--seed", "9", "--raw", "--plan", "once"]
-    assert run("generate", "-", "--target", fake.target, *flags, stdin="from stdin").exit_code == 0
-    opened = fake.last(session_pb2.OpenSessionRequest)
-    assert opened.decode_plan == session_pb2.PAGED_DECODE_PLAN_PLAN_ONCE
-    request = fake.last(generation_pb2.GenerateRequest)
-    assert request.input == session_pb2.Input(text="from stdin")
-    assert (request.sampling.temperature, request.sampling.seed) == (0.5, 9)
-    assert not request.HasField("stopping")
-
-
-def test_generate_takes_every_option_from_the_environment(fake: FakeServer) -> None:
-    env = {
-        "PAGECAST_TARGET": fake.target,
-        "PAGECAST_MODEL": "tiny",
-        "PAGECAST_PLAN": "replan",
-        "PAGECAST_MAX_TOKENS": "2",
-        "PAGECAST_TEMPERATURE": "0.25",
-        "PAGECAST_SEED": "5",
-        "PAGECAST_RAW": "1",
-        "PAGECAST_JSON": "1",
-        "PAGECAST_TIMEOUT": "20",
-    }
-    result = run("generate", "hello", **env)
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["text"] == "he"
-    request = fake.last(generation_pb2.GenerateRequest)
-    assert (request.sampling.temperature, request.sampling.seed, request.input.text) == (0.25, 5, "hello")
-    assert fake.last(session_pb2.OpenSessionRequest).decode_plan == session_pb2.PAGED_DECODE_PLAN_REPLAN
 
 
 @pytest.mark.parametrize(
@@ -157,7 +89,11 @@ def test_timeout_is_the_deadline(fake: FakeServer) -> None:
     assert fake.state["ses_0"].state == session_pb2.SESSION_STATE_CLOSED
 
 
-@pytest.mark.parametrize("command", [["generate", "hello"], ["models"]])
+@pytest.mark.parametrize(
+    "command",
+    [["generate", "hello"], ["models"], ["chat"], ["sessions", "list"], ["sessions", "get", "ses_0"],
+     ["sessions", "close", "a", "b"], ["tokenize", "a"], ["detokenize", "1"]],
+)  # fmt: skip
 def test_no_server_says_how_to_start_one(command: list[str]) -> None:
     result = run(*command, "--target", "127.0.0.1:1")
     line = "error: UNAVAILABLE: no server answers at 127.0.0.1:1; start one with: pagecast serve\n"
@@ -170,34 +106,9 @@ def test_a_server_without_worker_keeps_its_own_words(fake: FakeServer) -> None:
     assert (result.exit_code, result.stderr) == (1, "error: NO_WORKER: no worker is live\n")
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--target", "nowhere"), ("--target", "a\udcff:1"), ("--model", "\udcff"), ("--plan", "twice"),
-        ("--max-tokens", "0"), ("--max-tokens", "4294967296"), ("--max-tokens", "2.5"),
-        ("--temperature", "-1"), ("--temperature", "100.1"), ("--temperature", "nan"), ("--temperature", "x"),
-        ("--seed", "-1"), ("--seed", str(2**64)),
-        ("--timeout", "0"), ("--timeout", "86401"), ("--timeout", "nan"), ("--timeout", "inf"),
-    ],
-)  # fmt: skip
-def test_wrong_flags_are_named(fake: FakeServer, flag: str, value: str) -> None:
-    for given, env in (([flag, value], {}), ([], {"PAGECAST_" + flag[2:].replace("-", "_").upper(): value})):
-        result = run("generate", "hello", *given, **({"PAGECAST_TARGET": fake.target} | env))
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert flag in result.stderr
-        assert fake.requests == []
-
-
 def test_an_address_of_the_wrong_form_is_told_in_our_words() -> None:
     line = "error: --target (PAGECAST_TARGET): expected HOST:PORT, got 'nowhere'\n"
     assert run("models", "--target", "nowhere").stderr == line
-
-
-@pytest.mark.parametrize("plan", ["once", "ONCE", "plan_once", "PLAN_ONCE"])
-def test_plans_in_any_case_and_by_their_proto_name(fake: FakeServer, plan: str) -> None:
-    assert run("generate", "a", "--target", fake.target, "--plan", plan).exit_code == 0
-    opened = fake.last(session_pb2.OpenSessionRequest)
-    assert opened.decode_plan == session_pb2.PAGED_DECODE_PLAN_PLAN_ONCE
 
 
 def test_text_that_is_no_text_is_refused(fake: FakeServer) -> None:
@@ -242,7 +153,25 @@ def test_version() -> None:
     assert run("--version").stdout == f"pagecast {version('pagecast')}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["models"]])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_it_closes_the_session_first(fake: FakeServer, number: int) -> None:
+    fake.hold_after = 2
+    command = [sys.executable, "-m", "service.cli", "generate", "hello", "--target", fake.target]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.read(2) == b"he"
+            process.send_signal(number)
+            assert process.wait(10) == 128 + number
+        finally:
+            process.kill()
+    assert fake.state["ses_0"].state == session_pb2.SESSION_STATE_CLOSED
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["serve"], ["generate"], ["models"], ["chat"], ["sessions"], ["sessions", "list"], ["tokenize"]],
+)
 def test_short_help_works_everywhere(command: list[str]) -> None:
     result = run(*command, "-h")
     assert result.exit_code == 0

@@ -93,7 +93,8 @@ def test_every_option_of_serve_has_its_variable_and_shows_its_default(served: li
     values = {
         "model": "x", "workers": "3", "listen": "h:9", "worker_addresses": "h:9", "kernels": "triton",
         "decode_plan": "replan", "kv_blocks": "7", "max_step_tokens": "7", "threads": "7",
-        "start_timeout_s": "7", "log_level": "error",
+        "start_timeout_s": "7", "worker_timeout_s": "7", "step_timeout_s": "7", "drain_timeout_s": "7",
+        "log_level": "error",
     }  # fmt: skip
     help_text = " ".join(run("serve", "--help").stdout.split())
     options = {option.name: option for option in main.commands["serve"].params}
@@ -107,7 +108,12 @@ def test_every_option_of_serve_has_its_variable_and_shows_its_default(served: li
 
 
 def test_a_misspelt_variable_is_told_and_the_clients_own_are_not(served: list[ServeSettings]) -> None:
-    env = {"PAGECAST_KV_BLOKS": "1", "PAGECAST_START_TIMEOUT_S": "5", "PAGECAST_TARGET": "a:1"}
+    env = {
+        "PAGECAST_KV_BLOKS": "1",
+        "PAGECAST_START_TIMEOUT_S": "5",
+        "PAGECAST_TARGET": "a:1",
+        "PAGECAST_STOP": "x",
+    }
     result = run("serve", **env, PAGECAST_WORKER_MAX_STEP_ROWS="8")
     assert result.exit_code == 3
     (line,) = result.stderr.splitlines()
@@ -116,5 +122,6 @@ def test_a_misspelt_variable_is_told_and_the_clients_own_are_not(served: list[Se
     assert event["variables"] == [
         "PAGECAST_KV_BLOKS",
         "PAGECAST_START_TIMEOUT_S",
+        "PAGECAST_STOP",
         "PAGECAST_WORKER_MAX_STEP_ROWS",
     ]

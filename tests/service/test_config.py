@@ -29,7 +29,11 @@ def test_environment_is_read_and_flags_win(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PAGECAST_WORKER_ADDRESS", "a:1,unix:/run/w.sock")
     monkeypatch.setenv("PAGECAST_TARGET", "example:9")
     monkeypatch.setenv("PAGECAST_START_TIMEOUT", "7.5")
+    monkeypatch.setenv("PAGECAST_WORKER_TIMEOUT", "2")
+    monkeypatch.setenv("PAGECAST_STEP_TIMEOUT", "3")
+    monkeypatch.setenv("PAGECAST_DRAIN_TIMEOUT", "0")
     settings = ServeSettings(kernels="reference")
+    assert (settings.worker_timeout_s, settings.step_timeout_s, settings.drain_timeout_s) == (2.0, 3.0, 0.0)
     assert (settings.workers, settings.kernels, settings.start_timeout_s) == (3, "reference", 7.5)
     assert ServeSettings(start_timeout_s=8.0).start_timeout_s == 8.0
     assert settings.worker_addresses == ("a:1", "unix:/run/w.sock")
@@ -54,6 +58,8 @@ def test_environment_without_prefix_is_not_read(monkeypatch: pytest.MonkeyPatch)
         ("max_step_tokens", 0), ("max_step_tokens", 65_537), ("threads", 0),
         ("worker_addresses", ("unix:\udcff",)), ("worker_addresses", ("a\udcff:1",)),
         ("start_timeout_s", 0.0), ("start_timeout_s", float("nan")), ("start_timeout_s", 86_401.0),
+        ("worker_timeout_s", 0.0), ("worker_timeout_s", float("nan")), ("step_timeout_s", 0.0),
+        ("step_timeout_s", float("inf")), ("drain_timeout_s", -0.1), ("drain_timeout_s", 86_401.0),
         ("log_level", "loud"),
     ],
 )  # fmt: skip
@@ -61,7 +67,11 @@ def test_wrong_values_name_their_field(field: str, value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         ServeSettings(**{field: value})
     (error,) = caught.value.errors()
-    assert error["loc"][0] in {field, "PAGECAST_WORKER_ADDRESS", "PAGECAST_START_TIMEOUT"}
+    assert error["loc"][0] in {
+        field,
+        "PAGECAST_" + field.removesuffix("_s").upper(),
+        "PAGECAST_WORKER_ADDRESS",
+    }
 
 
 def test_unknown_names_and_changes_are_refused() -> None:

@@ -26,6 +26,44 @@ def test_every_reason_has_a_rule() -> None:
     assert set(_RULES) == set(Reason)
 
 
+TABLE = {
+    "INVALID_ARGUMENT": (
+        "FIELD_REQUIRED", "FIELD_INVALID", "FIELD_OUT_OF_RANGE", "INPUT_EMPTY", "PROMPT_TOO_LONG",
+        "TEMPLATE_ERROR", "MALFORMED_MESSAGE",
+    ),
+    "NOT_FOUND": ("SESSION_NOT_FOUND", "MODEL_NOT_FOUND", "GENERATION_NOT_FOUND"),
+    "ALREADY_EXISTS": ("REQUEST_ID_REUSED",),
+    "ABORTED": ("SESSION_BUSY", "REVISION_MISMATCH"),
+    "FAILED_PRECONDITION": (
+        "SESSION_EXPIRED", "SESSION_FAILED", "SESSION_CLOSED", "FINGERPRINT_GONE", "MIXED_INPUT",
+        "TEMPLATE_NOT_INCREMENTAL",
+    ),
+    "OUT_OF_RANGE": ("TOKENS_EXPIRED",),
+    "RESOURCE_EXHAUSTED": ("KV_EXHAUSTED", "QUEUE_FULL", "QUOTA_EXCEEDED", "QUEUE_TIMEOUT"),
+    "UNAVAILABLE": ("NO_WORKER", "DRAINING", "WORKER_LOST"),
+    "DEADLINE_EXCEEDED": ("DEADLINE_EXCEEDED",),
+    "CANCELLED": ("CANCELLED",),
+    "UNAUTHENTICATED": ("TOKEN_MISSING", "TOKEN_INVALID"),
+    "PERMISSION_DENIED": ("SCOPE_MISSING",),
+    "INTERNAL": ("NUMERIC_FAILURE", "QUARANTINED", "INTERNAL"),
+    "DATA_LOSS": ("JOURNAL_DAMAGED",),
+    "UNIMPLEMENTED": ("NOT_IMPLEMENTED",),
+}  # fmt: skip
+
+
+def test_every_reason_has_the_status_that_the_api_promises() -> None:
+    promised = {reason: status for status, reasons in TABLE.items() for reason in reasons}
+    assert {reason.value: PagecastError(reason, "").status.name for reason in Reason} == promised
+
+
+@pytest.mark.parametrize("reason", [Reason.SESSION_BUSY, Reason.NO_WORKER, Reason.DRAINING])
+def test_what_passes_by_itself_says_when_to_try_again(reason: Reason) -> None:
+    whole = unpack(to_status(PagecastError(reason, "later")))
+    retry = error_details_pb2.RetryInfo()
+    assert whole.details[1].Unpack(retry)
+    assert retry.retry_delay.seconds > 0
+
+
 def test_every_reason_that_a_worker_gives_is_in_the_table() -> None:
     sources = [path.read_text() for path in (Path(__file__).parents[2] / "worker").rglob("*.py")]
     given = {reason for source in sources for reason in re.findall(r'Refused\(\s*"([A-Z_]+)"', source)}
@@ -65,13 +103,6 @@ def test_a_field_at_fault_is_named_twice() -> None:
     assert dict(info.metadata) == {"field": "sampling.temperature", "max": "100"}
     assert bad.field_violations[0].field == "sampling.temperature"
     assert bad.field_violations[0].description == "too hot"
-
-
-def test_busy_sessions_may_be_tried_again() -> None:
-    whole = unpack(to_status(PagecastError(Reason.SESSION_BUSY, "busy")))
-    retry = error_details_pb2.RetryInfo()
-    assert whole.details[1].Unpack(retry)
-    assert retry.retry_delay.seconds == 1
 
 
 def test_refusals_keep_what_they_say() -> None:

@@ -34,8 +34,8 @@ async def test_relays_events_in_order_and_logs_the_generation(gateway: Gateway) 
     (line,) = await gateway.log_lines("generation")
     assert set(line) == {
         "event", "ts", "session_id", "generation_id", "ttft_ns", "tpot_ns", "e2e_ns", "input_tokens",
-        "cached_tokens", "output_tokens", "finish_reason", "status", "plan_builds",
-        "plan_reuses", "plan_replans",
+        "cached_tokens", "output_tokens", "finish_reason", "status", "error_reason",
+        "plan_builds", "plan_reuses", "plan_replans",
     }  # fmt: skip
     assert (line["session_id"], line["generation_id"]) == (session_id, generation_id)
     assert (line["input_tokens"], line["cached_tokens"], line["output_tokens"]) == (3, 2, 2)
@@ -95,8 +95,9 @@ async def test_a_client_that_leaves_cancels_the_turn(gateway: Gateway) -> None:
     (line,) = await gateway.log_lines("generation")
     assert (line["status"], line["output_tokens"]) == ("CANCELLED", 1)
     assert line["tpot_ns"] is None
-    assert line["plan_reuses"] is None
-    await until(lambda: not gateway.links[0]._mailboxes and not gateway.links[0]._background)
+    # What the worker told of the turn that it rolled back.
+    assert (line["finish_reason"], line["plan_reuses"], line["error_reason"]) == ("CANCELLED", 4, None)
+    await until(lambda: gateway.turns.num_running == 0 and not gateway.links[0]._background)
 
 
 async def test_a_deadline_cancels_the_turn(gateway: Gateway) -> None:
@@ -118,12 +119,12 @@ async def test_a_client_that_leaves_during_submit_cancels_after_its_reply(gatewa
     call = gateway.generate(session_id)
     generation_id = await gateway.submitted()
     call.cancel()
-    await gateway.log_lines("generation")
+    await until(lambda: all(turn.is_leaving for turn in gateway.turns._running))
     await asyncio.sleep(0.05)
     assert gateway.worker.cancels == []
     gateway.worker.submit_gate.set()
     await until(lambda: gateway.worker.cancels == [generation_id])
-    await until(lambda: not gateway.links[0]._mailboxes and not gateway.links[0]._background)
+    await until(lambda: gateway.turns.num_running == 0 and not gateway.links[0]._background)
 
 
 async def test_a_refused_submit_is_not_cancelled(gateway: Gateway) -> None:
@@ -136,7 +137,7 @@ async def test_a_refused_submit_is_not_cancelled(gateway: Gateway) -> None:
     assert metadata == {"field": "input", "wanted": "9", "limit": "8"}
     assert gateway.worker.cancels == []
     (line,) = await gateway.log_lines("generation")
-    assert line["status"] == "INVALID_ARGUMENT"
+    assert (line["status"], line["error_reason"]) == ("INVALID_ARGUMENT", "PROMPT_TOO_LONG")
 
 
 async def test_a_failed_generation_is_a_status(gateway: Gateway) -> None:
@@ -192,15 +193,16 @@ async def test_a_slow_reader_gets_every_token_and_holds_up_nobody(make_gateway: 
     slow_id = await gateway.submitted(1)
     quick = gateway.generate(await gateway.open())
     quick_id = await gateway.submitted(2)
+    (turn,) = (turn for turn in gateway.turns._running if turn.generation_id == slow_id)
     count, text = 2000, "y" * 2000
     for index in range(count):
         await gateway.worker.emit_token(slow_id, index, text)
     await gateway.worker.emit_finish(slow_id)
     await gateway.worker.emit_finish(quick_id)
     await drain(quick)
-    await until(lambda: gateway.links[0]._last_report == count + 2)
+    await until(lambda: turn.is_over)
     # 16 chunks of this text merge into one.
-    assert 2 <= len(gateway.links[0]._mailboxes[slow_id]._events) <= count / 16 + 2
+    assert 2 <= turn._events.num_events <= count / 16 + 2
 
     responses = await drain(slow)
     chunks = [response.chunk for response in responses if response.HasField("chunk")]
@@ -222,9 +224,23 @@ async def test_a_slow_reader_that_leaves_in_a_blocked_write_cancels(make_gateway
     generation_id = await gateway.submitted()
     for index in range(30):
         await gateway.worker.emit_token(generation_id, index, "z" * 400_000)
-    await until(lambda: bool(gateway.links[0]._mailboxes[generation_id]._events))
+    (turn,) = gateway.turns._running
+    await until(lambda: turn._events.num_events > 0)
     call.cancel()
     await until(lambda: gateway.worker.cancels == [generation_id])
     (line,) = await gateway.log_lines("generation")
     assert line["status"] == "CANCELLED"
     assert b"internal_error" not in gateway.stream.getvalue()
+
+
+async def test_a_session_that_is_lost_shows_its_last_turn(gateway: Gateway) -> None:
+    session_id = await gateway.open()
+    call = gateway.generate(session_id)
+    generation_id = await gateway.submitted()
+    await gateway.worker.emit_finish(generation_id)
+    await drain(call)
+    gateway.links[0]._hang("as the test says")
+    get = session_pb2.GetSessionRequest(session_id=session_id)
+    session = (await gateway.sessions.GetSession(get)).session
+    assert session.state == session_pb2.SESSION_STATE_FAILED
+    assert (session.revision, session.num_tokens) == (1, 5)

@@ -1,6 +1,9 @@
+from typing import Any
+
 import pytest
 
 from pagecast.v1 import model_pb2, session_pb2
+from pagecast.worker.v1 import worker_pb2
 from tests.service.conftest import Gateway, MakeGateway, failure
 
 
@@ -26,8 +29,44 @@ async def test_an_unknown_model_is_not_found(gateway: Gateway) -> None:
         assert metadata == {"field": "model", "model": "huge"}
 
 
-@pytest.mark.parametrize("name", ["Tokenize", "Detokenize"])
-async def test_rpcs_of_later_versions_say_so(gateway: Gateway, name: str) -> None:
-    request = getattr(model_pb2, f"{name}Request")()
-    status, reason, metadata, _ = await failure(getattr(gateway.models, name)(request))
-    assert (status, reason, metadata) == ("UNIMPLEMENTED", "NOT_IMPLEMENTED", {"rpc": name})
+async def test_tokenize_and_detokenize_ask_a_worker(gateway: Gateway) -> None:
+    request = model_pb2.TokenizeRequest(model="tiny", input=session_pb2.Input(text="hi"))
+    ids = (await gateway.models.Tokenize(request)).token_ids
+    assert list(ids) == [104, 105]
+    text = (await gateway.models.Detokenize(model_pb2.DetokenizeRequest(model="tiny", token_ids=ids))).text
+    assert text == "hi"
+
+
+async def test_a_tokenizer_survives_all_but_one_worker(make_gateway: MakeGateway) -> None:
+    gateway = await make_gateway(2)
+    gateway.links[0].lost.set()
+    request = model_pb2.DetokenizeRequest(model="tiny", token_ids=[104])
+    assert (await gateway.models.Detokenize(request)).text == "h"
+    gateway.links[1].lost.set()
+    status, reason, _, _ = await failure(gateway.models.Detokenize(request))
+    assert (status, reason) == ("UNAVAILABLE", "NO_WORKER")
+
+
+async def test_what_the_tokenizer_refuses_is_told_with_its_field(gateway: Gateway) -> None:
+    refusal = worker_pb2.Refusal(reason="FIELD_OUT_OF_RANGE", field="token_ids[0]", message="no such id")
+    gateway.worker.refusals["Detokenize"] = refusal
+    call = gateway.models.Detokenize(model_pb2.DetokenizeRequest(model="tiny", token_ids=[99]))
+    status, reason, metadata, _ = await failure(call)
+    assert (status, reason, metadata) == (
+        "INVALID_ARGUMENT", "FIELD_OUT_OF_RANGE", {"field": "token_ids[0]"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason", "field"),
+    [
+        (model_pb2.TokenizeRequest(), "FIELD_REQUIRED", "model"),
+        (model_pb2.TokenizeRequest(model="tiny"), "FIELD_REQUIRED", "input"),
+        (model_pb2.TokenizeRequest(model="tiny", input=session_pb2.Input()), "INPUT_EMPTY", "input"),
+        (model_pb2.DetokenizeRequest(), "FIELD_REQUIRED", "model"),
+    ],
+)
+async def test_bad_requests_name_the_field(gateway: Gateway, request_: Any, reason: str, field: str) -> None:
+    name = type(request_).__name__.removesuffix("Request")
+    status, told, metadata, _ = await failure(getattr(gateway.models, name)(request_))
+    assert (status, told, metadata["field"]) == ("INVALID_ARGUMENT", reason, field)

@@ -3,6 +3,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pagecast.v1 import model_pb2, session_pb2
+from service import router as router_module
 from service.errors import PagecastError, Reason
 from service.router import MAX_CLOSED, Router
 
@@ -25,6 +26,12 @@ def reason_of(error: pytest.ExceptionInfo[PagecastError]) -> Reason:
     return error.value.reason
 
 
+def opened(router: Router[StubWorker], session_id: str, **fields: object) -> StubWorker:
+    worker = router.place(session_id, "m")
+    router.remember(session_pb2.Session(session_id=session_id, model="m", **fields))  # type: ignore[arg-type]
+    return worker
+
+
 def test_a_session_goes_to_the_worker_with_the_fewest() -> None:
     workers = [StubWorker(), StubWorker(), StubWorker(model_pb2.Model(name="other"))]
     router = Router(workers)
@@ -41,11 +48,14 @@ def test_a_session_goes_to_the_worker_with_the_fewest() -> None:
 
 def test_equal_workers_are_told_apart() -> None:
     # Two workers that compare equal, as dataclasses do, still have counts of their own.
-    router = Router([StubWorker(), StubWorker()])
+    first, second = StubWorker(), StubWorker()
+    router = Router([first, second])
     for index in range(4):
         router.place(f"s{index}", "m")
     router.forget("s1")
-    assert router._num_sessions == [2, 1]
+    assert router.held_by(first) == ["s0", "s2"]
+    assert router.held_by(second) == ["s3"]
+    assert router.place("s4", "m") is second
 
 
 def test_lost_workers_get_no_sessions() -> None:
@@ -55,10 +65,120 @@ def test_lost_workers_get_no_sessions() -> None:
     assert {id(router.place(f"s{index}", "m")) for index in range(3)} == {id(workers[1])}
     workers[1].lost.value = True
     assert router.models() == []
+    for ask in (
+        lambda: router.place("s9", "m"),
+        lambda: router.link_of_model("m"),
+        lambda: router.model("m"),
+    ):
+        with pytest.raises(PagecastError) as caught:
+            ask()
+        # It has been served, and will be again.
+        assert reason_of(caught) is Reason.NO_WORKER
+
+
+def test_the_next_worker_takes_new_sessions_only_and_is_not_counted_for_the_old_ones() -> None:
+    old, other = StubWorker(), StubWorker()
+    router = Router([old, other])
+    for index in range(6):
+        opened(router, f"s{index}")
+    old.lost.value = True
+    new = StubWorker()
+    router.add(new)
+    assert [router.place(f"n{index}", "m") is new for index in range(3)] == [True] * 3
+    assert router.link_of_model("m") is not old
+    for session_id in ("s0", "s2", "s4"):
+        with pytest.raises(PagecastError) as caught:
+            router.find(session_id)
+        assert reason_of(caught) is Reason.SESSION_FAILED
+        assert caught.value.metadata == {"session": session_id}
+    assert router.find("s1") is other
+    router.forget("s0")
+    router.forget("n0")
+    assert router.place("n3", "m") is new
+
+
+def test_a_failed_session_is_as_it_was_last_seen_without_its_kv() -> None:
+    worker = StubWorker()
+    router = Router([worker])
+    opened(
+        router, "s", state=session_pb2.SESSION_STATE_ACTIVE, num_tokens=5, num_computed_tokens=4, revision=1
+    )
+    router.remember(
+        session_pb2.Session(
+            session_id="s", model="m", state=session_pb2.SESSION_STATE_ACTIVE, num_tokens=9, revision=2,
+            num_computed_tokens=8, num_kv_blocks=1, kv_residency=session_pb2.KV_RESIDENCY_DEVICE,
+            labels={"a": "b"},
+        )
+    )  # fmt: skip
+    assert router.failed("s") is None
+    snapshot = router.snapshot("s")
+    assert snapshot is not None
+    assert (snapshot.num_tokens, snapshot.num_kv_blocks, snapshot.state) == (
+        9, 0, session_pb2.SESSION_STATE_ACTIVE,
+    )  # fmt: skip
+    worker.lost.value = True
+    expected = session_pb2.Session(
+        session_id="s", model="m", state=session_pb2.SESSION_STATE_FAILED, num_tokens=9, revision=2,
+        kv_residency=session_pb2.KV_RESIDENCY_DROPPED, labels={"a": "b"},
+    )  # fmt: skip
+    for _ in range(2):  # at once, and after the worker was let go
+        assert router.failed("s") == expected
+        router.add(StubWorker())
+    router.remember(session_pb2.Session(session_id="unknown"))
+    assert router.snapshot("unknown") is None
+
+
+def test_a_failed_session_can_be_closed() -> None:
+    worker = StubWorker()
+    router = Router([worker])
+    opened(router, "s")
+    router.place("opening", "m")
+    worker.lost.value = True
+    session = router.failed("s")
+    assert session is not None
+    session.state = session_pb2.SESSION_STATE_CLOSED
+    router.close(session)
+    assert router.failed("s") is None
+    assert router.closed("s") == session
     with pytest.raises(PagecastError) as caught:
-        router.place("s9", "m")
-    assert reason_of(caught) is Reason.NO_WORKER
-    assert router.find("s0") is workers[1]
+        router.find("s")
+    assert reason_of(caught) is Reason.SESSION_CLOSED
+    # One that was never seen is told with what is known.
+    assert router.failed("opening") == session_pb2.Session(
+        session_id="opening", model="m", state=session_pb2.SESSION_STATE_FAILED,
+        kv_residency=session_pb2.KV_RESIDENCY_DROPPED,
+    )  # fmt: skip
+
+
+def test_failed_sessions_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_module, "MAX_FAILED", 3)
+    router: Router[StubWorker] = Router()
+    for round_index in range(3):
+        worker = StubWorker()
+        router.add(worker)
+        for index in range(2):
+            opened(router, f"r{round_index}s{index}")
+        worker.lost.value = True
+    router.add(StubWorker())
+    assert [session_id for _, session_id in router.page(None, 10)] == ["r2s1", "r2s0", "r1s1"]
+    with pytest.raises(PagecastError) as caught:
+        router.find("r0s0")
+    assert reason_of(caught) is Reason.SESSION_NOT_FOUND
+
+
+def test_pages_go_from_the_newest_to_the_oldest() -> None:
+    workers = [StubWorker(), StubWorker()]
+    router = Router(workers)
+    for index in range(7):
+        opened(router, f"s{index}")
+    router.place("opening", "m")
+    router.close(session_pb2.Session(session_id="s3"))
+    workers[0].lost.value = True
+    pages, before = [], None
+    while page := router.page(before, 2):
+        pages.append([session_id for _, session_id in page])
+        before = page[-1][0]
+    assert pages == [["s6", "s5"], ["s4", "s2"], ["s1", "s0"]]
 
 
 def test_unknown_names() -> None:

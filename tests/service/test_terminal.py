@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from pagecast.v1 import session_pb2
-from service.terminal import Waiting
+from service.terminal import Output, Waiting, _Elapsed, visible
 from tests.client.fake_server import FakeServer
 
 
@@ -54,13 +54,16 @@ def test_output_to_a_closed_pipe_ends_the_turn_and_the_session(fake: FakeServer)
 
 
 def test_closed_standard_streams_are_told(fake: FakeServer) -> None:
-    closed = {0: "TEXT: standard input is closed", 1: "cannot write to standard output: it is closed"}
-    for descriptor, words in closed.items():
-        done = pagecast_to(
-            subprocess.PIPE, "generate", "-", "--target", fake.target,
-            preexec_fn=lambda descriptor=descriptor: os.close(descriptor), input=b"hello",
-        )  # fmt: skip
-        assert done.returncode in (1, 2)
+    command = [sys.executable, "-m", "service.cli", "generate", "-", "--target", fake.target]
+    for closing, code, words in (
+        ("<&-", 2, "TEXT: standard input is closed"),
+        (">&-", 1, "cannot write to standard output: it is closed"),
+    ):
+        shell = ["sh", "-c", f'exec "$@" {closing}', "sh"]
+        done = subprocess.run(
+            [*shell, *command], input=b"hello", capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == code
         assert words in done.stderr.decode()
 
 
@@ -92,3 +95,42 @@ def test_the_spinner_shows_neither_early_nor_elsewhere(*, terminal: bool, delay_
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert "waiting" not in out.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_no_control_characters_and_a_pipe_gets_all() -> None:
+    text = "a\x1b[2J\x07\x9b\x7f\r\n\tb \U0001f469\u200d\U0001f680"
+    for stream, expected in (
+        (io.StringIO(), text),
+        (Terminal(), "a\ufffd[2J\ufffd\ufffd\ufffd\ufffd\n\tb \U0001f469\u200d\U0001f680"),
+    ):
+        Output(stream).write(text)
+        assert stream.getvalue() == expected
+
+
+def test_visible_text_is_one_line() -> None:
+    assert visible("h\u00e9 \U0001f680\n\x1b\u202e\u2028") == "h\u00e9 \U0001f680\\n\\x1b\\u202e\\u2028"
+
+
+def test_a_table_is_columns_in_a_pipe_and_drawn_on_a_terminal() -> None:
+    rows = [("\u6f22\u5b57", "1", "[b]x"), ("ab", "22", "")]
+    for stream in (io.StringIO(), Terminal()):
+        Output(stream).table(("name", "count", "end"), rows, ("count",))
+        shown = stream.getvalue()
+        assert "[b]x" in shown
+        if not stream.isatty():
+            assert shown == "name  count  end\n\u6f22\u5b57      1  [b]x\nab       22\n"
+        else:
+            assert "\u2500" in shown
+
+
+def test_the_spinner_counts_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    elapsed = _Elapsed("waiting")
+    now_s[0] = 107.4
+    assert elapsed.__rich__().plain == "waiting, 7 s"

@@ -29,6 +29,8 @@ def test_rows_follow_a_small_token_budget() -> None:
         (["--max-step-tokens", "8", "--max-step-rows", "9"], "--max-step-rows"),
         (["--kernels", "cuda"], "--kernels"),
         (["--threads", "0"], "--threads"),
+        (["--memory-share", "0"], "--memory-share"),
+        (["--memory-share", "nan"], "--memory-share"),
         (["--no-such-flag", "1"], "--no-such-flag"),
     ],
 )

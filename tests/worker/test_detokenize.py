@@ -29,17 +29,45 @@ pieces = st.lists(
 
 
 @given(pieces)
-def test_deltas_concatenate_to_the_decoding_of_all_ids(ids: list[int]) -> None:
+def test_s28_deltas_concatenate_to_the_decoding_of_all_ids(ids: list[int]) -> None:
     detokenizer = Detokenizer(VOCABULARY.__getitem__)
     deltas = [detokenizer.push(token_id) for token_id in ids]
     whole = b"".join(VOCABULARY[token_id] for token_id in ids).decode("utf-8", "replace")
     assert "".join(deltas) + detokenizer.finish() == whole
 
 
-def test_a_split_emoji_is_held_back_until_it_is_whole() -> None:
+def test_s28_a_split_emoji_is_held_back_until_it_is_whole() -> None:
     detokenizer = Detokenizer(VOCABULARY.__getitem__)
     assert [detokenizer.push(byte) for byte in "🙂".encode()] == ["", "", "", "🙂"]
     assert detokenizer.finish() == ""
+
+
+def test_s28_an_emoji_of_several_characters_comes_one_by_one() -> None:
+    detokenizer = Detokenizer(VOCABULARY.__getitem__)
+    assert [detokenizer.push(token_id) for token_id in (259, 260, 261)] == ["", "👩\u200d", "🚀"]
+    assert detokenizer.finish() == ""
+
+
+@pytest.mark.parametrize(
+    ("tail", "text"),
+    [
+        (b"\xf0\x9f\x99", "\ufffd"),  # a character cut short is one replacement
+        (b"\xe2\x82", "\ufffd"),
+        (b"\xf0\x80", "\ufffd\ufffd"),  # no character begins so
+        (b"\xed\xa0\x80", "\ufffd\ufffd\ufffd"),  # a surrogate
+        (b"\x80", "\ufffd"),
+        (b"\xc3", "\ufffd"),
+    ],
+)
+def test_s28_broken_bytes_at_the_end_become_replacements(tail: bytes, text: str) -> None:
+    detokenizer = Detokenizer(VOCABULARY.__getitem__)
+    deltas = [detokenizer.push(byte) for byte in b"ok" + tail]
+    assert "".join(deltas) + detokenizer.finish() == "ok" + text
+
+
+def test_broken_bytes_do_not_hold_back_what_follows() -> None:
+    detokenizer = Detokenizer(VOCABULARY.__getitem__)
+    assert [detokenizer.push(byte) for byte in b"\xe2\x82a"] == ["", "", "\ufffda"]
 
 
 def test_a_cut_character_is_flushed_as_a_replacement() -> None:

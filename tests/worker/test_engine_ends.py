@@ -1,18 +1,13 @@
-"""The engine thread over a real tiny model: refusals, cancels, closes, failures."""
-
-import threading
-from queue import SimpleQueue
+"""The engine thread over a real tiny model: refusals, cancels, closes."""
 
 import pytest
 
-from tests.worker.engine_harness import Harness, token_ids
+from tests.worker.engine_harness import Harness, HeldSteps, token_ids
 from worker import commands
-from worker.batch import Batch, DecodePlan, Failed, Finished, FinishReason, Started
-from worker.commands import SamplingDefaults
+from worker.batch import DecodePlan, Finished, FinishReason, Started
 from worker.errors import Refused
 from worker.model.weights.gguf import GgufFile
-from worker.runner import Runner, StepLogits
-from worker.scheduler import PagedSessionScheduler
+from worker.params import SamplingChoice
 
 
 @pytest.mark.parametrize(
@@ -21,7 +16,7 @@ from worker.scheduler import PagedSessionScheduler
         (commands.GetSession("nobody"), "SESSION_NOT_FOUND"),
         (commands.Cancel("a", "g-other"), "GENERATION_NOT_FOUND"),
         (commands.UpdateSession("a", 7, DecodePlan.REPLAN, {}), "REVISION_MISMATCH"),
-        (commands.OpenSession("a", None, None, SamplingDefaults(), {}), "SESSION_EXISTS"),
+        (commands.OpenSession("a", None, None, SamplingChoice(), {}), "SESSION_EXISTS"),
     ],
 )
 def test_refused_commands(harness: Harness, command: commands.Command, reason: str) -> None:
@@ -36,7 +31,20 @@ def test_s04_a_second_turn_is_refused_and_has_no_effect(harness: Harness) -> Non
     harness.open("a")
     harness.submit("a", (1, 2), max_tokens=100)
     with pytest.raises(Refused, match="SESSION_BUSY"):
-        harness.submit("a", (3,))
+        harness.submit("a", (3,), generation_id="g-other")
+    assert len(token_ids(harness.collect()["g-a"])) == 100
+    assert harness.view("a").num_tokens == 102
+
+
+def test_s07_the_id_of_a_running_generation_is_refused_on_any_session(harness: Harness) -> None:
+    for name in ("a", "b"):
+        harness.open(name)
+    harness.submit("a", (1, 2), max_tokens=100)
+    for name in ("a", "b"):
+        with pytest.raises(Refused, match="FIELD_INVALID") as caught:
+            harness.submit(name, (3,), generation_id="g-a")
+        assert caught.value.field == "generation_id"
+    assert harness.view("b").num_tokens == 0
     assert len(token_ids(harness.collect()["g-a"])) == 100
 
 
@@ -48,28 +56,6 @@ def test_closing_ends_a_running_turn_and_frees_all(harness: Harness) -> None:
     assert isinstance(finished, Finished)
     assert finished.reason is FinishReason.CANCELLED
     assert harness.engine.num_free_blocks == 64
-
-
-def test_a_step_that_fails_ends_its_turns_and_nothing_else(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = Runner.run
-
-    def broken(self: Runner, batch: Batch) -> StepLogits:
-        if any(row.token_ids[0] == 77 for row in batch.rows):
-            raise RuntimeError("kernel")
-        return real(self, batch)
-
-    monkeypatch.setattr(Runner, "run", broken)
-    harness.open("a")
-    harness.submit("a", (77,))
-    failed = harness.collect()["g-a"][-1]
-    assert isinstance(failed, Failed)
-    assert failed.reason == "INTERNAL"
-    assert [str(error) for error in harness.errors] == ["kernel"]
-    harness.errors.clear()
-    harness.submit("a", (1,), max_tokens=2)
-    assert len(token_ids(harness.collect()["g-a"])) == 2
 
 
 def test_a_start_that_fails_tells_why(file: GgufFile) -> None:
@@ -84,49 +70,55 @@ def test_a_start_that_fails_tells_why(file: GgufFile) -> None:
 def test_no_step_of_a_turn_starts_once_its_cancel_is_in(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, started, go_on = Runner.run, SimpleQueue[str](), threading.Event()
-
-    def held(self: Runner, batch: Batch) -> StepLogits:
-        started.put(batch.rows[0].session_id)
-        go_on.wait(timeout=30)
-        return real(self, batch)
-
-    monkeypatch.setattr(Runner, "run", held)
+    steps = HeldSteps(monkeypatch)
     harness.open("a")
     harness.submit("a", (1, 2, 3), max_tokens=400)
-    assert started.get(timeout=30) == "a"
+    assert steps.started.get(timeout=30) == ("a",)
     cancel = harness.engine.post(commands.Cancel("a", "g-a"))
-    go_on.set()
+    steps.go_on.set()
     cancel.result(timeout=30)
     finished = harness.collect()["g-a"][-1]
     assert isinstance(finished, Finished)
     assert finished.usage.output_tokens == 1
-    assert started.empty()
+    assert steps.started.empty()
     assert harness.engine.num_free_blocks == 64
 
 
 def test_a_turn_that_never_came_to_a_step_starts_and_finishes(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, started, go_on = Runner.run, SimpleQueue[str](), threading.Event()
-
-    def held(self: Runner, batch: Batch) -> StepLogits:
-        started.put("step")
-        go_on.wait(timeout=30)
-        return real(self, batch)
-
-    monkeypatch.setattr(Runner, "run", held)
+    steps = HeldSteps(monkeypatch)
     for name in ("a", "b"):
         harness.open(name)
     harness.submit("a", (1, 2, 3), max_tokens=2)
-    started.get(timeout=30)
+    steps.started.get(timeout=30)
     base = harness.engine.turn_base("b")
     queued = harness.engine.post(harness.submit_command("b", (1,), base))
     closed = harness.engine.post(commands.CloseSession("b"))
-    go_on.set()
+    steps.go_on.set()
     queued.result(timeout=30)
     closed.result(timeout=30)
     assert [type(event) for event in harness.collect(turns=2)["g-b"]] == [Started, Finished]
+
+
+def test_s05_a_queued_turn_that_is_cancelled_leaves_a_session_that_works(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = HeldSteps(monkeypatch)
+    for name in ("a", "b"):
+        harness.open(name)
+    harness.submit("a", (1, 2, 3), max_tokens=2)
+    steps.started.get(timeout=30)
+    queued = harness.engine.post(harness.submit_command("b", (4, 5), harness.engine.turn_base("b")))
+    cancelled = harness.engine.post(commands.Cancel("b", "g-b"))
+    steps.go_on.set()
+    queued.result(timeout=30)
+    cancelled.result(timeout=30)
+    harness.collect(turns=2)
+    assert (harness.view("b").num_tokens, harness.view("b").revision) == (0, 0)
+    after = token_ids(harness.run("b", (4, 5)))
+    harness.open("c")
+    assert token_ids(harness.run("c", (4, 5))) == after
 
 
 def test_a_turn_built_on_an_older_revision_is_refused(harness: Harness) -> None:
@@ -149,14 +141,3 @@ def test_closed_sessions_are_told_from_those_that_never_were(harness: Harness) -
             ask()
     with pytest.raises(Refused, match="SESSION_NOT_FOUND"):
         harness.engine.turn_base("b")
-
-
-def test_turns_that_cannot_go_on_fail_and_do_not_spin(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PagedSessionScheduler, "schedule", lambda self: Batch(()))
-    harness.open("a")
-    harness.submit("a", (1,))
-    assert isinstance(harness.collect()["g-a"][-1], Failed)
-    assert [str(error) for error in harness.errors] == ["turns are running and none of them can go on"]
-    harness.errors.clear()

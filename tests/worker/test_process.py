@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from pagecast.worker.v1 import worker_pb2, worker_pb2_grpc
 from tests.tiny_model import write_tiny_gguf
 
 # Makes one thing of the worker fail, then runs it as `python -m worker` does.
@@ -117,3 +119,85 @@ def test_grpc_stays_as_the_operator_set_it(tiny: Path) -> None:
     status, text = run("--model", str(tiny), "--listen", "300.1.1.1:80", GRPC_VERBOSITY="ERROR")
     assert status == 4
     assert "add_port.cc" in text
+
+
+def worker_command(model: Path, folder: Path) -> list[str]:
+    return [sys.executable, "-m", "worker", "--model", str(model), "--listen", listen(folder)]
+
+
+def test_a_parent_that_ends_before_it_gave_a_token_is_told(tiny: Path, tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    try:
+        done = subprocess.run(
+            [*worker_command(tiny, tmp_path), "--parent-fd", str(read_end)],
+            capture_output=True, text=True, timeout=60, check=False, pass_fds=(read_end,),
+        )  # fmt: skip
+    finally:
+        os.close(read_end)
+    assert done.returncode == 1
+    assert "the parent ended before it gave a token" in failure(done.stderr)["error"]
+
+
+@pytest.mark.parametrize("token", ["", "0123abcd"])
+def test_a_worker_asks_for_its_parents_token_and_ends_with_its_parent(
+    tiny: Path, tmp_path: Path, token: str
+) -> None:
+    read_end, write_end = os.pipe()
+    os.write(write_end, f"{token}\n".encode())
+    process = subprocess.Popen(
+        [*worker_command(tiny, tmp_path), "--parent-fd", str(read_end), "--threads", "1"],
+        stderr=subprocess.PIPE, text=True, pass_fds=(read_end,),
+    )  # fmt: skip
+    os.close(read_end)
+    assert process.stderr is not None
+    ready = json.loads(process.stderr.readline())
+    assert (ready["event"], ready["pid"]) == ("worker_ready", process.pid)
+    with grpc.insecure_channel(listen(tmp_path)) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        request = worker_pb2.GetWorkerInfoRequest()
+        info = stub.GetWorkerInfo(request, timeout=5.0, metadata=(("pagecast-token", token),))
+        assert info.model.name == "tiny"
+        if token:
+            with pytest.raises(grpc.RpcError) as refused:
+                stub.GetWorkerInfo(request, timeout=5.0)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        else:
+            stub.GetWorkerInfo(request, timeout=5.0)
+    os.close(write_end)
+    assert process.wait(5) in (0, 1)
+    process.stderr.close()
+
+
+# Outside of every turn: no call of this worker would ever be answered again.
+BROKEN_ENGINE = """
+import sys
+from worker.__main__ import main
+from worker.config import prepare_process
+prepare_process()
+import worker.scheduler
+def broken(self):
+    raise RuntimeError("no order of turns")
+worker.scheduler.PagedSessionScheduler.schedule = broken
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_worker_whose_engine_died_ends_so_that_another_takes_its_place(tiny: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BROKEN_ENGINE, *worker_command(tiny, tmp_path)[3:]],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert json.loads(process.stderr.readline())["event"] == "worker_ready"
+    with grpc.insecure_channel(listen(tmp_path)) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        stub.OpenSession(worker_pb2.OpenSessionRequest(session_id="s"), timeout=5.0)
+        turn = worker_pb2.SubmitRequest(generation_id="g", session_id="s")
+        turn.input.token_ids.ids.append(1)
+        stub.Submit(turn, timeout=5.0)
+        assert process.wait(10) == 1
+    events = [json.loads(line) for line in process.stderr]
+    process.stderr.close()
+    assert [event["event"] for event in events] == ["step_failed", "worker_failed"]
+    assert "no order of turns" in events[-1]["error"]

@@ -1,5 +1,6 @@
 """The tensor behind the KV blocks. Knows no policy: which block belongs to whom is data of each step."""
 
+from collections.abc import Sequence
 from itertools import count
 
 import torch
@@ -60,6 +61,17 @@ class KvStorage:
     def num_bytes(self) -> int:
         """Size of `data`."""
         return self.data.nbytes
+
+    def zero(self, blocks: Sequence[int]) -> None:
+        """Overwrite blocks with zeros, in all layers.
+
+        Raises ValueError for one that is not there; nothing was overwritten then.
+        """
+        for block in blocks:
+            if not 0 <= block < self.num_blocks:
+                raise ValueError(f"block {block} is not in 0..{self.num_blocks - 1}")
+        if blocks:
+            self.data[list(blocks)] = 0.0
 
     @staticmethod
     def block_bytes(*, num_layers: int, block_size: int, num_kv_heads: int, head_size: int) -> int:

@@ -2,11 +2,12 @@
 
 A log is never rewritten, so a template must grow: what it renders for a history, up to the last reply, must
 be what it rendered before that reply. `ChatTemplate.open_turn` renders the history with a stand-in for every
-generated reply, checks that, and returns what follows the last stand-in.
+generated reply, checks that, and returns what follows the last stand-in and the messages appended since.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import chain
 
 from worker.model.template import Template, TemplateError
@@ -63,12 +64,25 @@ class Conversation:
     """What a log means as a chat. Empty for a new session.
 
     Attributes:
-        entries: Input messages and generated replies, oldest first.
+        entries: Input messages and generated replies, oldest first. Behind the last reply stand messages
+            that were appended without opening a reply.
         is_raw: Whether the log holds text or ids that no message describes.
     """
 
     entries: tuple[Message | GeneratedReply, ...] = ()
     is_raw: bool = False
+
+    @property
+    def last_reply_index(self) -> int | None:
+        """Where in `entries` the last reply is."""
+        indices = range(len(self.entries) - 1, -1, -1)
+        return next((index for index in indices if isinstance(self.entries[index], GeneratedReply)), None)
+
+    @property
+    def num_appended(self) -> int:
+        """Messages behind the last reply."""
+        last = self.last_reply_index
+        return len(self.entries) - (0 if last is None else last + 1)
 
     def after_reply(self, *, closed_by_eos: bool) -> "Conversation":
         """After a generation, also one that continued a reply and one that yielded no token.
@@ -86,7 +100,10 @@ class Conversation:
         return Conversation(is_raw=True)
 
     def continued(self) -> "Conversation":
-        """Before a generation that appends nothing: a cut reply goes on, past an EOS the log is raw."""
+        """Before a generation that appends nothing: a cut reply goes on.
+
+        Past an EOS, and past appended messages, no reply was opened: what follows is raw.
+        """
         reply = self._last_reply()
         return self if reply is not None and not reply.closed_by_eos else self.with_raw_input()
 
@@ -97,10 +114,23 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The tokens that a turn's input appends, and the conversation before its reply."""
+    """The tokens that a turn's input appends, and the conversation with that input."""
 
     token_ids: tuple[int, ...]
     conversation: Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendering:
+    """What renderings that are compared share: characters that no content has, and the time."""
+
+    marker: str
+    stand_in_character: str
+    now: datetime
+
+    def stand_in(self, index: int) -> str:
+        """What is rendered in place of the reply at `index`."""
+        return f"{self.stand_in_character}{index}{self.stand_in_character}"
 
 
 class ChatTemplate:
@@ -120,69 +150,84 @@ class ChatTemplate:
         self._reserved = frozenset(chain(source, *tokenizer.control_texts()))
         self.is_incremental = self._keeps_replies()
 
-    def open_turn(self, conversation: Conversation, new_messages: tuple[Message, ...]) -> Turn:
-        """The tokens by which `new_messages` and the opening of a reply extend the log.
+    def open_turn(
+        self, conversation: Conversation, new_messages: tuple[Message, ...], *, opens_reply: bool = True
+    ) -> Turn:
+        """The tokens by which `new_messages`, and the opening of a reply, extend the log.
 
         The first turn yields the whole rendering, with one BOS where the tokenizer wants one. A later turn
         yields the rendering's suffix behind the last reply, without the EOS if that reply brought its own;
-        a cut reply is closed by it.
+        a cut reply is closed by it. Messages that were appended behind the last reply are in the log: what
+        follows their tokens is yielded, so that the log is as if all had come in one turn.
 
         Args:
-            conversation: State of the log; empty, or ending with a generated reply.
+            conversation: State of the log.
             new_messages: At least one.
+            opens_reply: Whether a reply follows. If not the messages are appended and the turn is over.
 
         Raises:
             MixedInput: The log holds raw input.
             TemplateNotIncremental: The template rewrites the history.
             TemplateError: The template refuses the messages, breaks the sandbox or its bounds.
             TextError: A content can't become tokens.
-            ValueError: No new message, or the conversation waits for a reply.
+            ValueError: No new message.
         """
         if conversation.is_raw:
             raise MixedInput("messages can't follow raw text or ids in a log")
         if not new_messages:
             raise ValueError("a turn needs at least one message")
         entries = (*conversation.entries, *new_messages)
-        marker, stand_in = self._free_characters(entries)
-        now = Template.now()
-        rendered = self._template.render(self._messages(entries, marker, stand_in), now)
-        opened = Conversation(entries)
-        if not conversation.entries:
-            ids = self._tokenizer.encode_template(rendered, marker)
+        rendering = _Rendering(*self._free_characters(entries), Template.now())
+        ids = self._behind_last_reply(entries, conversation.last_reply_index, rendering, opens_reply)
+        if conversation.num_appended:
+            in_log = self._behind_last_reply(
+                conversation.entries, conversation.last_reply_index, rendering, opens_reply=False
+            )
+            if ids[: len(in_log)] != in_log:
+                raise TemplateNotIncremental("the model's chat template changes appended messages")
+            ids = ids[len(in_log) :]
+        return Turn(ids, Conversation(entries))
+
+    def _behind_last_reply(
+        self,
+        entries: tuple[Message | GeneratedReply, ...],
+        last_reply: int | None,
+        rendering: "_Rendering",
+        opens_reply: bool,  # noqa: FBT001
+    ) -> tuple[int, ...]:
+        """Ids of `entries` behind the last reply's own: of the whole rendering where there is none."""
+        rendered = self._render(entries, rendering, opens_reply=opens_reply)
+        if last_reply is None:
             bos_text = self._tokenizer.bos_text
             has_bos = bool(bos_text) and rendered.startswith(bos_text)
-            return Turn((*(() if has_bos else self._tokenizer.log_prefix), *ids), opened)
+            ids = self._tokenizer.encode_template(rendered, rendering.marker)
+            return (*(() if has_bos else self._tokenizer.log_prefix), *ids)
 
-        reply = conversation.entries[-1]
-        if not isinstance(reply, GeneratedReply):
-            raise ValueError("the conversation's last turn has no reply yet")
         if not self.is_incremental:
             raise TemplateNotIncremental("the model's chat template changes earlier replies")
-        earlier = self._template.render(self._messages(conversation.entries[:-1], marker, stand_in), now)
-        last_stand_in = self._stand_in(len(conversation.entries) - 1, stand_in)
-        before, found, suffix = rendered.partition(last_stand_in)
-        if not found or before != earlier or last_stand_in in suffix:
+        earlier = self._render(entries[:last_reply], rendering, opens_reply=True)
+        stand_in = rendering.stand_in(last_reply)
+        before, found, suffix = rendered.partition(stand_in)
+        if not found or before != earlier or stand_in in suffix:
             raise TemplateNotIncremental("the model's chat template changes earlier turns")
-        ids = self._tokenizer.encode_template(suffix, marker)
-        if reply.closed_by_eos:
+        ids = self._tokenizer.encode_template(suffix, rendering.marker)
+        reply = entries[last_reply]
+        if isinstance(reply, GeneratedReply) and reply.closed_by_eos:
             if not ids or ids[0] not in self._tokenizer.eos_ids:
                 raise TemplateNotIncremental("the model's chat template does not close a reply with an EOS")
             ids = ids[1:]
-        return Turn(tuple(ids), opened)
+        return tuple(ids)
 
-    def _messages(
-        self, entries: tuple[Message | GeneratedReply, ...], marker: str, stand_in: str
-    ) -> list[dict[str, str]]:
-        return [
-            {"role": "assistant", "content": self._stand_in(index, stand_in)}
+    def _render(
+        self, entries: tuple[Message | GeneratedReply, ...], rendering: "_Rendering", *, opens_reply: bool
+    ) -> str:
+        messages = [
+            {"role": "assistant", "content": rendering.stand_in(index)}
             if isinstance(entry, GeneratedReply)
-            else {"role": entry.role, "content": self._tokenizer.protect(entry.content, marker)}
+            else {"role": entry.role, "content": self._tokenizer.protect(entry.content, rendering.marker)}
             for index, entry in enumerate(entries)
         ]
-
-    @staticmethod
-    def _stand_in(index: int, character: str) -> str:
-        return f"{character}{index}{character}"
+        return self._template.render(messages, rendering.now, opens_reply=opens_reply)
 
     def _free_characters(self, entries: tuple[Message | GeneratedReply, ...]) -> tuple[str, str]:
         """Two private-use characters that neither the contents nor the template use."""

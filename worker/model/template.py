@@ -55,12 +55,13 @@ class Template:
         """The local time that templates may print."""
         return datetime.now(UTC).astimezone()
 
-    def render(self, messages: list[dict[str, str]], now: datetime) -> str:
+    def render(self, messages: list[dict[str, str]], now: datetime, *, opens_reply: bool = True) -> str:
         """Renders `messages` and the opening of a reply.
 
         Args:
             messages: Dicts of role and content.
             now: What `strftime_now` prints.
+            opens_reply: Whether the opening of a reply follows, `add_generation_prompt` to the template.
 
         Raises:
             TemplateError: See the class.
@@ -71,7 +72,7 @@ class Template:
         variables: dict[str, object] = {
             **self._tokens,
             "messages": messages,
-            "add_generation_prompt": True,
+            "add_generation_prompt": opens_reply,
             "tools": None,
             "documents": None,
             "strftime_now": now.strftime,

@@ -1,5 +1,6 @@
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -7,30 +8,24 @@ import pytest
 
 from pagecast.v1 import session_pb2
 from pagecast.worker.v1 import worker_pb2
-from service.errors import StartError
+from service.errors import PagecastError, Reason, StartError
 from service.pool import link as link_module
 from service.pool.link import WorkerLink
 from tests.service.conftest import Gateway, MakeGateway, drain, failure, until
 from tests.service.fake_worker import FakeWorker
+from tests.service.pool.conftest import NoLog
 
 
-class NoLog:
-    def bind(self, **_: Any) -> "NoLog":
-        return self
-
-    def debug(self, *_: Any, **__: Any) -> None:
-        """Tells nobody."""
-
-    info = warning = error = debug
-
-
-async def connect(worker: FakeWorker, *, exit_code: int | None = None, timeout_s: float = 5.0) -> WorkerLink:
+async def connect(
+    worker: FakeWorker, *, exit_code: int | None = None, timeout_s: float = 5.0, **more: Any
+) -> WorkerLink:
     return await WorkerLink.connect(
         worker.address,
         version="0.1.0",
         exit_code=lambda: exit_code,
         timeout_s=timeout_s,
         log=NoLog(),  # type: ignore[arg-type]
+        **more,
     )
 
 
@@ -68,7 +63,7 @@ async def test_a_cut_report_stream_resumes_without_loss(gateway: Gateway) -> Non
     call = gateway.generate(await gateway.open())
     generation_id = await gateway.submitted()
     await gateway.worker.emit_token(generation_id, 0)
-    await until(lambda: gateway.links[0]._last_report == 1)
+    await until(lambda: gateway.links[0]._steps.last_report == 1)
     await gateway.worker.cut_streams()
     await gateway.worker.emit_token(generation_id, 1)
     await gateway.worker.emit_finish(generation_id)
@@ -83,7 +78,7 @@ async def test_reports_that_are_no_longer_kept_fail_the_streams_they_may_concern
     call = gateway.generate(session_id)
     generation_id = await gateway.submitted()
     await gateway.worker.emit_token(generation_id, 0)
-    await until(lambda: gateway.links[0]._last_report == 1)
+    await until(lambda: gateway.links[0]._steps.last_report == 1)
     await gateway.worker.cut_streams()
     for index in range(1, 4):
         await gateway.worker.emit_token(generation_id, index)
@@ -108,14 +103,13 @@ async def test_a_lost_worker_ends_streams_and_later_calls(gateway: Gateway) -> N
     (line,) = await gateway.log_lines("generation")
     assert line["status"] == "UNAVAILABLE"
 
-    calls = [
-        gateway.sessions.GetSession(session_pb2.GetSessionRequest(session_id=session_id)),
-        gateway.sessions.CloseSession(session_pb2.CloseSessionRequest(session_id=session_id)),
-        gateway.generate(session_id).read(),
-    ]
-    for later in calls:
-        status, reason, _, _ = await failure(later)
-        assert (status, reason) == ("UNAVAILABLE", "WORKER_LOST")
+    with pytest.raises(PagecastError) as caught:
+        await gateway.links[0].call(
+            gateway.links[0].stub.GetSession, worker_pb2.GetSessionRequest(session_id=session_id)
+        )
+    assert caught.value.reason is Reason.WORKER_LOST
+    status, reason, _, _ = await failure(gateway.generate(session_id).read())
+    assert (status, reason) == ("FAILED_PRECONDITION", "SESSION_FAILED")
     opening = gateway.sessions.OpenSession(session_pb2.OpenSessionRequest(model="tiny"))
     status, reason, _, _ = await failure(opening)
     assert (status, reason) == ("UNAVAILABLE", "NO_WORKER")
@@ -140,24 +134,140 @@ async def test_a_restarted_worker_is_another_worker(gateway: Gateway) -> None:
     assert gateway.links[0].lost.is_set()
 
 
-async def test_an_answer_that_does_not_come_is_a_lost_worker(
+async def test_an_answer_that_does_not_come_in_time_is_no_lost_worker(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "CALL_TIMEOUT_S", 0.2)
     gateway.worker.submit_gate.clear()
-    status, reason, _, _ = await failure(drain(gateway.generate(await gateway.open())))
-    assert (status, reason) == ("UNAVAILABLE", "WORKER_LOST")
+    status, reason, _, whole = await failure(drain(gateway.generate(await gateway.open())))
+    assert (status, reason) == ("UNAVAILABLE", "NO_WORKER")
+    assert whole.message == "the worker did not answer in time"
+    assert not gateway.links[0].lost.is_set()
     # It may have been accepted all the same.
     await until(lambda: gateway.worker.cancels == list(gateway.worker.submits))
 
 
+async def test_a_call_that_breaks_waits_to_know_whether_the_worker_is_lost(tmp_path: Path) -> None:
+    worker = FakeWorker(tmp_path)
+    await worker.start()
+    codes: list[int] = []
+    link = await WorkerLink.connect(
+        worker.address, version="0.1.0", exit_code=lambda: codes[0] if codes else None, timeout_s=5.0,
+        log=NoLog(),  # type: ignore[arg-type]
+    )  # fmt: skip
+    worker.submit_gate.clear()
+    submit = worker_pb2.SubmitRequest(generation_id="g", session_id="s")
+    call = asyncio.create_task(link.call(link.stub.Submit, submit))
+    await until(lambda: "g" in worker.submits)
+    codes.append(-9)
+    await worker.die()
+    with pytest.raises(PagecastError) as caught:
+        await call
+    assert caught.value.reason is Reason.WORKER_LOST
+    assert link.lost.is_set()
+    assert not link.is_hung
+    await link.close()
+
+
+class SilentWorker(FakeWorker):
+    """Answers GetWorkerInfo until it is told to be silent."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.talks = asyncio.Event()
+        self.talks.set()
+
+    async def GetWorkerInfo(self, request: Any, context: Any) -> worker_pb2.GetWorkerInfoResponse:  # noqa: N802
+        await self.talks.wait()
+        return self.info
+
+
+@pytest.fixture
+async def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SilentWorker]:
+    monkeypatch.setattr(link_module, "PROBE_INTERVAL_S", 0.05)
+    worker = SilentWorker(tmp_path)
+    await worker.start()
+    yield worker
+    await worker.die()
+
+
+async def test_g01_a_worker_that_answers_no_more_is_lost(silent: SilentWorker) -> None:
+    link = await connect(silent, worker_timeout_s=0.6)
+    with link.follow("gen") as mailbox:
+        silent.talks.clear()
+        started_s = time.monotonic()
+        with pytest.raises(PagecastError, match="WORKER_LOST"):
+            await asyncio.wait_for(mailbox.take(), 5.0)
+        assert 0.55 < time.monotonic() - started_s < 2.0
+    assert link.is_hung
+    await link.close()
+
+
+async def test_one_late_answer_is_no_lost_worker(silent: SilentWorker) -> None:
+    link = await connect(silent, worker_timeout_s=0.6)
+    for _ in range(3):
+        silent.talks.clear()
+        await asyncio.sleep(0.45)
+        silent.talks.set()
+        await asyncio.sleep(0.2)
+    assert not link.lost.is_set()
+    await link.close()
+
+
+async def test_g01_a_worker_whose_step_never_ends_is_lost(silent: SilentWorker) -> None:
+    link = await connect(silent, step_timeout_s=2.0)
+    silent.info.running_step_ns = 1_900_000_000
+    await asyncio.sleep(0.2)
+    assert not link.lost.is_set()
+    silent.info.running_step_ns = 2_100_000_000
+    await asyncio.wait_for(link.lost.wait(), 2.0)
+    assert link.is_hung
+    await link.close()
+
+
+class GuardedWorker(FakeWorker):
+    """Keeps the metadata of what it is asked."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.tokens: list[str] = []
+
+    def note(self, context: Any) -> None:
+        self.tokens.append(dict(context.invocation_metadata()).get("pagecast-token", ""))
+
+    async def GetWorkerInfo(self, request: Any, context: Any) -> worker_pb2.GetWorkerInfoResponse:  # noqa: N802
+        self.note(context)
+        return await super().GetWorkerInfo(request, context)
+
+    async def OpenSession(self, request: Any, context: Any) -> worker_pb2.OpenSessionResponse:  # noqa: N802
+        self.note(context)
+        return await super().OpenSession(request, context)
+
+    async def StreamSteps(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.note(context)
+        async for report in super().StreamSteps(request, context):
+            yield report
+
+
+@pytest.mark.parametrize("token", ["", "0123abcd"])
+async def test_every_call_carries_the_token(tmp_path: Path, token: str) -> None:
+    worker = GuardedWorker(tmp_path)
+    await worker.start()
+    link = await connect(worker, token=token)
+    await link.call(link.stub.OpenSession, worker_pb2.OpenSessionRequest(session_id="s"))
+    await until(lambda: worker.num_readers == 1)
+    assert worker.tokens == [token] * 3
+    await link.close()
+    await worker.die()
+
+
 async def test_a_bug_in_the_worker_is_internal_and_tells_nothing(gateway: Gateway) -> None:
     session_id = await gateway.open()
-    gateway.worker.sessions.clear()  # its GetSession now raises KeyError
+    gateway.worker.sessions = None  # type: ignore[assignment]  # its GetSession now raises
     call = gateway.sessions.GetSession(session_pb2.GetSessionRequest(session_id=session_id))
     status, reason, _, whole = await failure(call)
     assert (status, reason) == ("INTERNAL", "INTERNAL")
-    assert b"KeyError" not in whole.SerializeToString()
+    assert b"NoneType" not in whole.SerializeToString()
 
 
 async def test_close_ends_followed_generations(tmp_path: Path) -> None:

@@ -177,4 +177,16 @@ def test_times_of_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (line["ttft_ns"], line["tpot_ns"], line["e2e_ns"]) == (3_000, 3_000, 11_000)
     assert (line["input_tokens"], line["cached_tokens"], line["output_tokens"]) == (5, 4, 3)
     assert (line["plan_builds"], line["plan_reuses"], line["plan_replans"]) == (1, 2, 0)
-    assert line["finish_reason"] == "MAX_TOKENS"
+    assert (line["finish_reason"], line["error_reason"]) == ("MAX_TOKENS", None)
+
+
+def test_a_generation_that_was_refused_tells_why_and_what_is_not_known() -> None:
+    stream = io.BytesIO()
+    with LogWriter(stream) as writer:
+        GenerationRecord("ses", "gen").log(
+            open_log(writer, "info"), "RESOURCE_EXHAUSTED", error_reason="KV_EXHAUSTED"
+        )
+    (line,) = lines_of(stream)
+    assert (line["status"], line["error_reason"]) == ("RESOURCE_EXHAUSTED", "KV_EXHAUSTED")
+    unknown = ("ttft_ns", "tpot_ns", "input_tokens", "cached_tokens", "finish_reason", "plan_builds")
+    assert [line[name] for name in unknown] == [None] * len(unknown)

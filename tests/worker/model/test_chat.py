@@ -129,6 +129,50 @@ def test_a_closed_reply_brings_its_own_eos_and_a_cut_one_is_closed() -> None:
     assert EOS in closed
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), safe), min_size=2, max_size=5),
+    st.integers(1, 4),
+    st.sampled_from(["no reply", "closed reply", "cut reply"]),
+)
+def test_messages_in_pieces_are_the_log_of_messages_at_once(
+    said: list[tuple[str, str]], piece: int, before: str
+) -> None:
+    messages = tuple(Message(role, content) for role, content in said)
+    start, log = Conversation(), []
+    if before != "no reply":
+        turn = CHAT.open_turn(Conversation(), user("q"))
+        start = turn.conversation.after_reply(closed_by_eos=before == "closed reply")
+    conversation = start
+    for first in range(0, len(messages), piece):
+        is_last = first + piece >= len(messages)
+        turn = CHAT.open_turn(conversation, messages[first : first + piece], opens_reply=is_last)
+        log += turn.token_ids
+        conversation = turn.conversation
+    whole = CHAT.open_turn(start, messages)
+    assert (tuple(log), conversation) == (whole.token_ids, whole.conversation)
+
+
+def test_appended_messages_open_no_reply() -> None:
+    turn = CHAT.open_turn(Conversation(), user("a"), opens_reply=False)
+    assert list(turn.token_ids) == TINY.encode_template("<s>user\na</s>\n", "\ue000")
+    assert turn.conversation.num_appended == 1
+    assert turn.conversation.continued().is_raw
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages | length }}" + PLAIN,
+        PLAIN.replace("</s>", "{{ '</s>' if not loop.last or add_generation_prompt }}"),
+    ],
+)
+def test_a_template_that_changes_appended_messages_is_refused(source: str) -> None:
+    chat = ChatTemplate(source, TINY)
+    opened = chat.open_turn(Conversation(), user("a"), opens_reply=False).conversation
+    with pytest.raises(TemplateNotIncremental, match="appended"):
+        chat.open_turn(opened, user("b"))
+
+
 def test_conversation_states() -> None:
     opened = CHAT.open_turn(Conversation(), user("a")).conversation
     cut = opened.after_reply(closed_by_eos=False)
@@ -147,8 +191,6 @@ def test_conversation_states() -> None:
 def test_calls_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one message"):
         CHAT.open_turn(Conversation(), ())
-    with pytest.raises(ValueError, match="no reply yet"):
-        CHAT.open_turn(CHAT.open_turn(Conversation(), user("a")).conversation, user("b"))
     with pytest.raises(ValueError, match="role 'tool'"):
         Message("tool", "x")
     with pytest.raises(TextError, match="lone surrogate"):

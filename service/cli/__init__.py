@@ -1,0 +1,22 @@
+"""The `pagecast` command: flags in, exit code out; each command calls one function elsewhere.
+
+Exit codes: 0 done, 1 failed (one line `error: REASON: message` on stderr), 2 wrong flags or text,
+130 interrupted, 143 or 129 told to end by SIGTERM or SIGHUP.
+"""
+
+import click
+
+from service.cli.replies import chat, generate
+from service.cli.serve import serve
+from service.cli.sessions import models, sessions
+from service.cli.tokens import detokenize, tokenize
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pagecast", message="pagecast %(version)s")
+def main() -> None:
+    """Stream tokens from persistent LLM sessions."""
+
+
+for command in (serve, generate, chat, sessions, models, tokenize, detokenize):
+    main.add_command(command)

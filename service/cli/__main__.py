@@ -1,0 +1,5 @@
+"""`python -m service.cli` is `pagecast`."""
+
+from service.cli import main
+
+main()

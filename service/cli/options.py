@@ -1,0 +1,161 @@
+"""Options that commands share, and what they are made of. Knows no command."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+import pagecast
+from service.cli.running import variable
+from service.cli.text import bad_character
+from service.commands.replies import Choices
+from service.config import DEFAULT_ADDRESS
+
+PLANS = {"once": pagecast.PLAN_ONCE, "plan_once": pagecast.PLAN_ONCE, "replan": pagecast.REPLAN}
+PLAN_CHOICE = click.Choice(list(PLANS), case_sensitive=False)
+_DAY_S = 86_400
+
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def option(flag: str, *name: str, **attributes: Any) -> Decorator:
+    """An option of a client command that PAGECAST_<NAME> can set too."""
+    return click.option(flag, *name, envvar=variable(flag), show_envvar=True, **attributes)
+
+
+def options_of(command: click.Command) -> Iterator[click.Option]:
+    """Every option of a command and of its subcommands."""
+    yield from (parameter for parameter in command.params if isinstance(parameter, click.Option))
+    for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from options_of(subcommand)
+
+
+class _Bias(click.ParamType[tuple[int, float]]):
+    """ID=VALUE as a token id and what is added to its logit."""
+
+    name = "id=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        token_id, separator, bias = str(value).partition("=")
+        try:
+            return _token_id(token_id), _finite(bias)
+        except ValueError:
+            what = "is not a token id, = and a number" if separator else "has no ="
+            self.fail(f"{value!r} {what}.", param, ctx)
+
+
+def _token_id(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 32):
+        raise ValueError(text)
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def number(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Refuses nan, which no range of click's does."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not a number.", context, parameter)
+    return value
+
+
+def is_text(
+    context: click.Context, parameter: click.Parameter, value: str | tuple[str, ...] | None
+) -> str | tuple[str, ...] | None:
+    """Refuses bytes that are not text."""
+    for item in value if isinstance(value, tuple) else (value,):
+        if item is not None and bad_character(item) is not None:
+            raise click.BadParameter("is not UTF-8.", context, parameter)
+    return value
+
+
+def _real(flag: str, low: float, high: float, text: str, *, over: bool = False) -> Decorator:
+    span = click.FloatRange(low, high, min_open=over)
+    return option(flag, type=span, callback=number, metavar="NUMBER", help=text)
+
+
+def _seconds(flag: str, text: str) -> Decorator:
+    span = click.FloatRange(0, _DAY_S, min_open=True)
+    return option(flag, f"{flag[2:].replace('-', '_')}_s", type=span, callback=number, metavar="SECONDS",
+                  help=text)  # fmt: skip
+
+
+def _whole(flag: str, low: int, high: int, text: str) -> Decorator:
+    return option(flag, type=click.IntRange(low, high), metavar="N", help=text)
+
+
+TARGET = option("--target", metavar="HOST:PORT", help=f"The server; {DEFAULT_ADDRESS} unless set.")
+MODEL = option(
+    "--model",
+    metavar="NAME",
+    callback=is_text,
+    help="A served model; may be left out where there is only one. A path to a .gguf file stands for the "
+    "name that `serve` gives it: the file's, without .gguf.",
+)
+JSON = option("--json", "as_json", is_flag=True, help="Print JSON, one line for each thing.")
+
+# Ranges are those that the protos state; the server has the last word.
+_SAMPLING = (
+    _real("--temperature", 0, 100, "0 is greedy (the default)."),
+    _whole("--top-k", 1, 2**32 - 1, "Draw from the N likeliest tokens."),
+    _real("--top-p", 0, 1, "Draw from the likeliest tokens of this probability together.", over=True),
+    _real("--min-p", 0, 1, "Draw from tokens at least so likely beside the likeliest."),
+    _whole("--seed", 0, 2**64 - 1, "Same seed, same tokens."),
+    _real("--repetition-penalty", 0, 100, "Over what the session holds; 1 is neutral.", over=True),
+    _real("--presence-penalty", -2, 2, "Over what the reply holds; 0 is neutral."),
+    _real("--frequency-penalty", -2, 2, "Over how often the reply holds it; 0 is neutral."),
+    click.option("--logit-bias", type=_Bias(), multiple=True, metavar="ID=VALUE",
+                 help="Add VALUE to a token's logit; repeatable."),
+)  # fmt: skip
+_STOPPING = (
+    _whole("--max-tokens", 1, 2**32 - 1, "End after this many tokens."),
+    _whole("--min-tokens", 0, 2**32 - 1, "Do not end before this many tokens."),
+    click.option("--stop", multiple=True, callback=is_text, metavar="TEXT",
+                 help="End before this text; repeatable."),
+    click.option("--stop-token-id", "stop_token_ids", type=click.IntRange(0, 2**32 - 1), multiple=True,
+                 metavar="ID", help="End with this token; repeatable."),
+    option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token."),
+    _seconds("--time-limit", "End the reply, as it is, after this long."),
+    _seconds("--queue-timeout", "Give up if the reply does not begin within this."),
+    _whole("--priority", -(2**31), 2**31 - 1, "Higher runs first; 0 unless set."),
+)  # fmt: skip
+_REPLY = (
+    TARGET,
+    MODEL,
+    option("--plan", type=PLAN_CHOICE, metavar="[once|replan]", help="How the decode step gets its plan."),
+    *_SAMPLING,
+    *_STOPPING,
+    _seconds("--timeout", "Deadline of a reply."),
+)
+
+
+def reply_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a reply; they reach it as `target` and one value, `choices`."""
+
+    @functools.wraps(command)
+    def with_choices(*, model: str | None, plan: str | None, timeout_s: float | None, **given: Any) -> None:
+        options = pagecast.GenerateOptions()
+        for name in pagecast.GenerateOptions.__annotations__.keys() & given.keys() - _OWN:
+            value = given.pop(name)
+            if not (value is None or value is False or value == ()):
+                options[name] = dict(value) if name == "logit_bias" else value  # type: ignore[literal-required]
+        choices = Choices(model, PLANS[plan] if plan else None, timeout_s, options)
+        command(choices=choices, **given)
+
+    made: Callable[..., None] = with_choices
+    for add in reversed(_REPLY):
+        made = add(made)
+    return made
+
+
+# Options of single commands, which they may name as the client does.
+_OWN = {"raw", "logprobs"}

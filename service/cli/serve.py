@@ -1,0 +1,79 @@
+"""`pagecast serve`: flags and environment to settings, and on to the gateway."""
+
+import sys
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from pagecast._log import LogWriter, open_log
+from service.cli.options import PLAN_CHOICE, Decorator, options_of
+from service.cli.running import settings_errors, variable
+from service.config import ServeSettings, unknown_variables
+
+_LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
+_KERNELS = click.Choice(["reference", "triton"], case_sensitive=False)
+
+
+def _option(flag: str, field: str | None = None, **attributes: Any) -> Decorator:
+    """An option of `serve` for the field of that name of ServeSettings; shows the field's default."""
+    name = field or flag.removeprefix("--").replace("-", "_")
+    default = ServeSettings.model_fields[name].default
+    return click.option(flag, name, default=default, show_default=True, **attributes)
+
+
+def _seconds(flag: str, text: str) -> Decorator:
+    field = flag.removeprefix("--").replace("-", "_") + "_s"
+    return _option(flag, field, type=float, metavar="SECONDS", help=text)
+
+
+@click.command()
+@_option("--model", metavar="SPEC", help="A known model's name or a path to a GGUF file.")
+@_option("--workers", type=int, help="Worker processes to start.")
+@_option("--listen", metavar="HOST:PORT", help="Address of the public API; port 0 takes a free one.")
+@_option(
+    "--worker-address",
+    "worker_addresses",
+    multiple=True,
+    metavar="ADDR",
+    help="Use this running worker and start none; repeatable.",
+)
+@_option("--kernels", type=_KERNELS, help="Kernels of the workers.")
+@_option("--decode-plan", type=PLAN_CHOICE, metavar="[once|replan]", help="Plan of sessions that name none.")
+@_option("--kv-blocks", type=int, help="KV blocks per worker. Absent: what the worker chooses.")
+@_option("--max-step-tokens", type=int, help="Tokens of one step. Absent: what the worker chooses.")
+@_option(
+    "--threads", type=int, help="Compute threads per worker. Absent: the CPUs, shared among the workers."
+)
+@_seconds("--start-timeout", "How long workers may take until they serve.")
+@_seconds("--worker-timeout", "A worker that answers nothing for so long is lost.")
+@_seconds("--step-timeout", "So is one whose step takes longer.")
+@_seconds("--drain-timeout", "How long running turns may go on after SIGTERM.")
+@_option("--log-level", type=_LEVELS, help="Least severe level that is logged.")
+@click.pass_context
+def serve(context: click.Context, /, **flags: Any) -> None:
+    """Run the gateway and its workers until SIGTERM or Ctrl-C.
+
+    Every option can also be set as PAGECAST_<NAME>, e.g. PAGECAST_KV_BLOCKS; a flag wins.
+    """
+    # The client commands must start without the server's imports.
+    from service.server import serve as run  # noqa: PLC0415
+
+    given = {
+        name: value
+        for name, value in flags.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    with settings_errors():
+        settings = ServeSettings(**given)
+    if unknown := unknown_variables(_known_variables(context)):
+        with LogWriter(sys.stderr.buffer) as writer:
+            open_log(writer, settings.log_level).warning("unknown_variables", variables=unknown)
+    sys.exit(run(settings))
+
+
+def _known_variables(context: click.Context) -> set[str]:
+    """Those of `serve`, and those that the client commands take."""
+    own = {variable(option.opts[0]) for option in options_of(context.command)}
+    others = (option.envvar for option in options_of(context.find_root().command))
+    return own | {name for name in others if isinstance(name, str)}

@@ -1,0 +1,123 @@
+"""`pagecast sessions` and `pagecast models` in pipes; what a terminal shows is in `test_terminal`."""
+
+import json
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+from google.protobuf.timestamp_pb2 import Timestamp
+
+import pagecast
+from pagecast.v1 import session_pb2
+from service.cli import main
+from service.commands.sessions import _idle
+from tests.client.fake_server import FakeServer, Refusal
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
+def run(fake: FakeServer, *arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, env={"PAGECAST_TARGET": fake.target})
+
+
+def open_sessions(fake: FakeServer, *labels: dict[str, str]) -> list[str]:
+    with pagecast.Client(fake.target) as client:
+        return [client.open_session("tiny", labels=given).session_id for given in labels]
+
+
+def test_list_is_plain_columns_newest_first(fake: FakeServer) -> None:
+    open_sessions(fake, {}, {"a": "b", "c": "d"})
+    fake.state["ses_0"].num_tokens = 12345
+    result = run(fake, "sessions", "list")
+    assert (result.exit_code, result.stderr) == (0, "")
+    head, first, second = result.stdout.splitlines()
+    assert head.split()[:5] == ["session", "model", "state", "plan", "tokens"]
+    assert first.split() == ["ses_1", "tiny", "ACTIVE", "once", "0/0", "a=b", "c=d"]
+    assert second.split()[4] == "12345/0"
+    end = head.index("tokens") + len("tokens")
+    assert (first[:end][-4:], second[:end][-7:]) == (" 0/0", "12345/0")
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "shown"), [(-30, "0s"), (59.9, "59s"), (60, "1m"), (7200, "2h"), (180_000, "2d")]
+)
+def test_idle_time_in_its_largest_unit(idle_s: float, shown: str) -> None:
+    assert _idle(Timestamp(seconds=1_000_000), 1_000_000 + idle_s) == shown
+
+
+def test_list_json_is_a_line_each_and_limit_bounds_it(fake: FakeServer) -> None:
+    open_sessions(fake, {}, {}, {})
+    fake.state["ses_2"].create_time.FromMilliseconds(1_700_000_000_250)
+    result = run(fake, "sessions", "list", "--json", "--limit", "2")
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [record["session_id"] for record in records] == ["ses_2", "ses_1"]
+    assert records[0]["create_time"] == "2023-11-14T22:13:20.250+00:00"
+    assert (records[0]["state"], records[0]["decode_plan"]) == ("ACTIVE", "PLAN_ONCE")
+    assert (records[0]["kv_residency"], records[0]["expire_time"]) == ("UNSPECIFIED", None)
+    assert records[0]["labels"] == {}
+    assert fake.last(session_pb2.ListSessionsRequest).page_size == 2
+
+
+def test_list_of_none_is_its_headings(fake: FakeServer) -> None:
+    result = run(fake, "sessions", "list")
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 1)
+    assert run(fake, "sessions", "list", "--json").stdout == ""
+
+
+@pytest.mark.parametrize("command", [["sessions", "list"], ["sessions", "get", "ses_0"]])
+def test_control_characters_of_labels_are_escaped(fake: FakeServer, command: list[str]) -> None:
+    open_sessions(fake, {"k\x1b[2J": "a\nb\x9b\u202e[red]"})
+    result = run(fake, *command)
+    assert result.exit_code == 0
+    assert "k\\x1b[2J=a\\nb\\x9b\\u202e[red]" in result.stdout
+    assert not {"\x1b", "\x9b", "\u202e"} & set(result.stdout)
+
+
+def test_get_tells_the_fields(fake: FakeServer) -> None:
+    open_sessions(fake, {"who": "me"})
+    fake.state["ses_0"].plan_stats.reuses = 2**63
+    lines = dict(line.split(":", 1) for line in run(fake, "sessions", "get", "ses_0").stdout.splitlines())
+    assert lines["session"].strip() == "ses_0"
+    assert lines["steps"].strip() == f"0 built, {2**63} reused, 0 replanned"
+    assert lines["labels"].strip() == "who=me"
+    record = json.loads(run(fake, "sessions", "get", "ses_0", "--json").stdout)
+    assert (record["session_id"], record["plan_stats"]["reuses"]) == ("ses_0", 2**63)
+
+
+def test_get_of_none_fails(fake: FakeServer) -> None:
+    result = run(fake, "sessions", "get", "ses_9")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: SESSION_NOT_FOUND: ")
+
+
+def test_close_tries_every_id(fake: FakeServer) -> None:
+    open_sessions(fake, {}, {}, {})
+    result = run(fake, "sessions", "close", "ses_0", "ses_9", "ses_8", "ses_2")
+    assert (result.exit_code, result.stdout) == (1, "ses_0\nses_2\n")
+    assert [line.split(":")[:2] for line in result.stderr.splitlines()] == [
+        ["error", " SESSION_NOT_FOUND"]
+    ] * 2
+    closed = [fake.state[f"ses_{at}"].state == session_pb2.SESSION_STATE_CLOSED for at in range(3)]
+    assert closed == [True, False, True]
+    assert run(fake, "sessions", "close", "ses_0", "ses_1").exit_code == 0
+
+
+def test_a_refusal_in_the_middle_of_a_list_keeps_what_was_read(fake: FakeServer) -> None:
+    open_sessions(fake, {})
+    fake.refusals["ListSessions"] = Refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING", "the server stops")
+    result = run(fake, "sessions", "list", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: DRAINING: the server stops\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["close"], ["get"], ["list", "--limit", "0"], ["get", "\udcff"], ["x"]]
+)
+def test_wrong_arguments(fake: FakeServer, arguments: list[str]) -> None:
+    assert run(fake, "sessions", *arguments).exit_code == 2
+    assert fake.requests == []

@@ -1,0 +1,254 @@
+"""The sessions that the engine owns, what commands do to them, and how their turns end.
+
+Knows no steps and no tensors. Everything runs in the engine's thread but `turn_base`, which reads values
+that are replaced whole.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from worker import commands
+from worker.batch import Batch, Drawn, Event, Failed, FinishReason, Row, RowResult
+from worker.commands import SessionView, TurnBase
+from worker.detokenize import Detokenizer
+from worker.errors import Refused
+from worker.model.chat import Conversation
+from worker.model.tokenizer import Tokenizer
+from worker.record import Record
+from worker.scheduler import PagedSessionScheduler
+from worker.session import Generation
+from worker.stops import StopMatcher
+from worker.turn import Overdue, Turn
+
+# Ids that are still told from ids that never were.
+_MAX_CLOSED = 10_000
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class SessionTable:
+    """Sessions by id, and the turns that run on them.
+
+    Args:
+        scheduler: Told of every session and turn.
+        tokenizer: For text and EOS ids.
+        clock_ns: Monotonic clock, of which all times of turns come.
+    """
+
+    def __init__(
+        self, scheduler: PagedSessionScheduler, tokenizer: Tokenizer, clock_ns: Callable[[], int]
+    ) -> None:
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._clock_ns = clock_ns
+        self._records: dict[str, Record] = {}
+        self._bases: dict[str, TurnBase] = {}
+        self._running: dict[str, Record] = {}  # by generation id
+        self._closed: OrderedDict[str, None] = OrderedDict()
+        self._events: list[Event] = []
+
+    def turn_base(self, session_id: str) -> TurnBase:
+        """What a turn submitted now builds on. Refused: SESSION_NOT_FOUND, SESSION_CLOSED."""
+        base = self._bases.get(session_id)
+        if base is None:
+            raise self._missing(session_id)
+        return base
+
+    def running(self, session_id: str) -> tuple[Record, Turn]:
+        """A session and the turn that runs on it."""
+        record = self._records[session_id]
+        if record.turn is None:
+            raise RuntimeError(f"session {session_id} has a row but no turn")
+        return record, record.turn
+
+    def take_events(self) -> tuple[Event, ...]:
+        """What happened since the last call."""
+        events = tuple(self._events)
+        self._events.clear()
+        return events
+
+    def handle(self, command: commands.Command) -> SessionView:
+        """Do what a command says. Raises `Refused`, and then nothing has changed."""
+        match command:
+            case commands.OpenSession():
+                return self._open(command)
+            case commands.Submit():
+                return self._submit(command)
+        record = self._record(command.session_id)
+        match command:
+            case commands.UpdateSession():
+                record.check_revision(command.expected_revision)
+                record.update(command.plan, command.labels, command.priority)
+            case commands.Cancel():
+                turn = record.turn
+                if turn is None or turn.generation.generation_id != command.generation_id:
+                    raise Refused("GENERATION_NOT_FOUND", "no such generation runs on this session")
+                self._end(record, turn, FinishReason.CANCELLED)
+            case commands.CloseSession():
+                if record.turn is not None:
+                    self._end(record, record.turn, FinishReason.CANCELLED)
+                self._scheduler.close(record.session)
+                del self._records[command.session_id], self._bases[command.session_id]
+                self._closed[command.session_id] = None
+                while len(self._closed) > _MAX_CLOSED:
+                    self._closed.popitem(last=False)
+        return record.view()
+
+    def expire(self) -> None:
+        """End every turn whose time has run out, queued ones too."""
+        now_ns = self._clock_ns()
+        for record in list(self._running.values()):
+            session_id = record.session.session_id
+            _, turn = self.running(session_id)
+            match turn.overdue(now_ns):
+                case Overdue.DEADLINE:
+                    keep = turn.asked.keeps_partial
+                    self.fail(session_id, "DEADLINE_EXCEEDED", "the call's deadline has passed", keep=keep)
+                case Overdue.QUEUE_TIMEOUT:
+                    self.fail(session_id, "QUEUE_TIMEOUT", "no step came within queue_timeout")
+                case Overdue.TIME_LIMIT:
+                    self._end(record, turn, FinishReason.TIME_LIMIT)
+
+    def announce(self, batch: Batch) -> None:
+        """Tell the start of turns that come to their first step."""
+        now_ns = self._clock_ns()
+        for row in batch.rows:
+            _, turn = self.running(row.session_id)
+            if not turn.is_announced:
+                self._events.append(turn.start(now_ns))
+
+    def tell(self, row: Row, result: RowResult, drawn: Drawn | None, *, sample_ns: int) -> None:
+        """Turn a committed row into events, and end its turn if it is over."""
+        record, turn = self.running(row.session_id)
+        record.session.plan_counters.count(result)
+        turn.generation.plan_counters.count(result)
+        reason = None
+        if drawn is not None:
+            now_ns = self._clock_ns()
+            self._events.append(turn.token(drawn, result, row.plan, sample_ns=sample_ns, now_ns=now_ns))
+            reason = turn.end_reason()
+        elif turn.asked.appends_only and self._scheduler.is_appended(record.session):
+            reason = FinishReason.APPENDED
+        if reason is not None:
+            self._end(record, turn, reason)
+
+    def fail(
+        self,
+        session_id: str,
+        reason: str,
+        message: str,
+        metadata: Mapping[str, str] = _NOTHING,
+        *,
+        keep: bool = False,
+    ) -> None:
+        """End a session's turn as a failure.
+
+        Args:
+            session_id: The session.
+            reason: For the caller, like the two that follow.
+            message: See there.
+            metadata: See there.
+            keep: Whether what there is gets committed; if not log and revision are as before the turn.
+        """
+        record, turn = self.running(session_id)
+        self._scheduler.finish(record.session, keep=keep)
+        if keep:
+            self._commit_conversation(record, turn)
+        self._events.append(Failed(turn.generation.generation_id, reason, message, metadata))
+        self._settle(record, turn)
+
+    def fail_numeric(self, session_id: str) -> tuple[int, ...]:
+        """End a session's turn because of NaN or infinite logits, and give up all its KV.
+
+        Returns:
+            The blocks that became free. They hold what must not reach anyone: zero them.
+        """
+        record, turn = self.running(session_id)
+        blocks = self._scheduler.fail(record.session)
+        message = "the model gave NaN or infinite logits for this session's log"
+        self._events.append(Failed(turn.generation.generation_id, "NUMERIC_FAILURE", message))
+        self._settle(record, turn)
+        return blocks
+
+    def _open(self, command: commands.OpenSession) -> SessionView:
+        session = self._scheduler.open(
+            command.session_id,
+            plan=command.plan,
+            max_context_tokens=command.max_context_tokens,
+            priority=command.priority,
+        )
+        now_s = time.time()
+        record = Record(
+            session=session,
+            defaults=command.defaults,
+            conversation=Conversation(),
+            labels=dict(command.labels),
+            create_time_s=now_s,
+            last_active_time_s=now_s,
+        )
+        self._records[session.session_id] = record
+        self._bases[session.session_id] = record.turn_base()
+        return record.view()
+
+    def _submit(self, command: commands.Submit) -> SessionView:
+        record = self._record(command.session_id)
+        session = record.session
+        record.check_revision(command.expected_revision)
+        if command.generation_id in self._running:
+            raise Refused("FIELD_INVALID", "a generation of this id is running", field="generation_id")
+        if session.generation is None and command.built_on_revision != session.revision:
+            raise Refused("STALE_BASE", "the session moved on while the input was prepared")
+        generation = Generation(
+            generation_id=command.generation_id,
+            input_ids=command.input_ids,
+            priority=session.priority if command.priority is None else command.priority,
+            appends_only=command.appends_only,
+        )
+        self._scheduler.submit(session, generation)
+        record.turn = Turn(
+            session=session,
+            generation=generation,
+            asked=command,
+            detokenizer=Detokenizer(self._tokenizer.token_bytes),
+            stops=StopMatcher(command.stopping.stop_sequences),
+        )
+        self._running[command.generation_id] = record
+        return record.view()
+
+    def _end(self, record: Record, turn: Turn, reason: FinishReason) -> None:
+        """End a turn: commit it, or roll it back if it was cancelled and its policy says so."""
+        keep = reason is not FinishReason.CANCELLED or turn.asked.keeps_partial
+        if not turn.is_announced:  # it never came to a step, and a stream begins with its start all the same
+            self._events.append(turn.start(self._clock_ns()))
+        usage = turn.usage
+        self._scheduler.finish(record.session, keep=keep)
+        if keep:
+            self._commit_conversation(record, turn)
+        self._events.append(turn.finish(reason, usage, now_ns=self._clock_ns()))
+        self._settle(record, turn)
+
+    def _commit_conversation(self, record: Record, turn: Turn) -> None:
+        record.conversation = turn.asked.conversation
+        if not turn.asked.appends_only:
+            last_id = record.session.token_ids[-1]
+            record.conversation = record.conversation.after_reply(
+                closed_by_eos=last_id in self._tokenizer.eos_ids
+            )
+
+    def _settle(self, record: Record, turn: Turn) -> None:
+        record.turn = None
+        del self._running[turn.generation.generation_id]
+        record.last_active_time_s = time.time()
+        self._bases[record.session.session_id] = record.turn_base()
+
+    def _record(self, session_id: str) -> Record:
+        try:
+            return self._records[session_id]
+        except KeyError:
+            raise self._missing(session_id) from None
+
+    def _missing(self, session_id: str) -> Refused:
+        if session_id in self._closed:
+            return Refused("SESSION_CLOSED", "the session is closed", field="session_id")
+        return Refused("SESSION_NOT_FOUND", "no session of this id", field="session_id")
