@@ -133,13 +133,13 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
         num_kv_blocks=config.num_kv_blocks,
         kernels=config.kernels,
     )
-    stopping = asyncio.create_task(stop.wait())
     engine_ended = asyncio.wrap_future(engine.ended)
-    await asyncio.wait([stopping, engine_ended], return_when=asyncio.FIRST_COMPLETED)
+    engine_ended.add_done_callback(lambda _: stop.set())
+    await stop.wait()
     service.close()
     if engine_ended.done():  # by a bug: calls that wait for it would wait for ever
         await server.stop(0.0)
-        engine_ended.result()
+        await engine_ended
     await server.stop(_STOP_GRACE_S)
     engine.stop()
     log.info("worker_stopped", num_steps=engine.num_steps)
