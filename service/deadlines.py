@@ -1,13 +1,23 @@
-"""What is left of a caller's time. Knows gRPC's contexts only."""
+"""What is left of a caller's time. Knows gRPC's contexts and who may share a run, not what runs."""
 
 from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 Context = grpc.aio.ServicerContext[Any, Any]
 # A deadline beyond it is none: nothing here waits that long.
 MAX_REMAINING_S = 7 * 24 * 3600.0
+
+
+def run_deadline(request: Message, context: Context) -> Duration | None:
+    """Time after which a worker may drop what `request` starts; None where it may not.
+
+    What a request id starts others may wait for as well, each with a deadline of its own: it ends with
+    the last of its callers, whom a deadline makes leave.
+    """
+    return None if request.HasField("request_id") else remaining(context)
 
 
 def remaining(context: Context) -> Duration | None:

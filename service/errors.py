@@ -185,7 +185,7 @@ def from_refusal(refusal: worker_pb2.Refusal) -> PagecastError:
 def to_status(error: PagecastError) -> grpc.Status:
     """Build the status of `error` with `ErrorInfo` and the detail of its rule, under 1 KiB in all."""
     rule = _RULES[error.reason]
-    message = _cut(error.message, MAX_MESSAGE_BYTES)
+    message = cut(error.message, MAX_MESSAGE_BYTES)
     details: list[Message] = [_error_info(error)]
     extra = _detail(rule, error, message)
     if extra is not None:
@@ -201,11 +201,11 @@ def to_status(error: PagecastError) -> grpc.Status:
 
 
 def _error_info(error: PagecastError) -> Message:
-    metadata = {"field": _cut(error.field, MAX_FIELD_BYTES)} if error.field else {}
+    metadata = {"field": cut(error.field, MAX_FIELD_BYTES)} if error.field else {}
     for key, value in error.metadata.items():
         if len(metadata) == MAX_METADATA_ENTRIES:
             break
-        metadata.setdefault(_cut(key, MAX_METADATA_KEY_BYTES), _cut(value, MAX_METADATA_VALUE_BYTES))
+        metadata.setdefault(cut(key, MAX_METADATA_KEY_BYTES), cut(value, MAX_METADATA_VALUE_BYTES))
     info: Message = error_details_pb2.ErrorInfo(reason=str(error.reason), domain=DOMAIN, metadata=metadata)
     return info
 
@@ -217,13 +217,13 @@ def _detail(rule: _Rule, error: PagecastError, message: str) -> Message | None:
         case _Detail.NONE:
             pass
         case _Detail.BAD_REQUEST:
-            field = _cut(error.field, MAX_FIELD_BYTES)
+            field = cut(error.field, MAX_FIELD_BYTES)
             if field:
                 detail = error_details_pb2.BadRequest(
                     field_violations=[{"field": field, "description": message}]
                 )
         case _Detail.RESOURCE:
-            name = _cut(error.metadata.get(rule.subject, ""), MAX_METADATA_VALUE_BYTES)
+            name = cut(error.metadata.get(rule.subject, ""), MAX_METADATA_VALUE_BYTES)
             detail = error_details_pb2.ResourceInfo(resource_type=rule.subject, resource_name=name)
         case _Detail.PRECONDITION:
             unmet = {"type": str(error.reason), "subject": rule.subject, "description": message}
@@ -236,6 +236,6 @@ def _detail(rule: _Rule, error: PagecastError, message: str) -> Message | None:
     return detail
 
 
-def _cut(text: str, limit_bytes: int) -> str:
+def cut(text: str, limit_bytes: int) -> str:
     """Cut to at most `limit_bytes` of UTF-8, at a character's border."""
     return text.encode()[:limit_bytes].decode(errors="ignore")

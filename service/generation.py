@@ -8,8 +8,7 @@ from structlog.typing import FilteringBoundLogger
 
 from pagecast.v1 import generation_pb2, generation_pb2_grpc, session_pb2
 from pagecast.worker.v1 import worker_pb2
-from service.deadlines import Context, departure, remaining
-from service.errors import PagecastError, Reason
+from service.deadlines import Context, departure, run_deadline
 from service.ids import new_generation_id
 from service.pool.link import WorkerLink
 from service.replays import Replays
@@ -34,20 +33,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """Run one turn, or watch the one that the same request id started: started, chunks, finished."""
         check_generate(request)
-        is_watching = True
-        while is_watching:
-            turn, is_own = await self._turn(request, context)
-            is_watching = False
-            try:
-                async with aclosing(turn.watch(partial(departure, context))) as responses:
-                    async for response in responses:
-                        yield response
-            except PagecastError as error:
-                # The deadline of the call that started it, before its first step; this one's is another.
-                is_watching = error.reason is Reason.DEADLINE_EXCEEDED and not is_own
-                if not is_watching:
-                    raise
-                await turn.ended()
+        turn = await self._turn(request, context)
+        async with aclosing(turn.watch(partial(departure, context))) as responses:
+            async for response in responses:
+                yield response
 
     def AttachGeneration(
         self, request: generation_pb2.AttachGenerationRequest, context: object
@@ -63,9 +52,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         check_cancel_generation(request)
         return await self._replays.answer("CancelGeneration", request, partial(self._cancel, request))
 
-    async def _turn(self, request: generation_pb2.GenerateRequest, context: Context) -> tuple[Turn, bool]:
-        """Return the request's turn, and whether this call started it."""
-        started: list[Turn] = []
+    async def _turn(self, request: generation_pb2.GenerateRequest, context: Context) -> Turn:
+        """Return the request's turn, started now or by an earlier call."""
 
         def start() -> Turn:
             link = self._router.find(request.session_id)
@@ -74,13 +62,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 link, _submit_request(request, context), log=self._log, keeps_all=keeps_all
             )
             turn.when_over(partial(self._remember, request.session_id, turn))
-            started.append(turn)
             return turn
 
         if not request.HasField("request_id"):
-            return start(), True
-        turn = await self._replays.turn("Generate", request, start)
-        return turn, turn in started
+            return start()
+        return await self._replays.turn("Generate", request, start)
 
     def _remember(self, session_id: str, turn: Turn) -> None:
         """Note what a committed turn made of its session, for when its worker is lost."""
@@ -116,5 +102,5 @@ def _submit_request(request: generation_pb2.GenerateRequest, context: Context) -
         time_limit=request.time_limit if request.HasField("time_limit") else None,
         cancel_policy=request.cancel_policy,
         priority=request.priority if request.HasField("priority") else None,
-        deadline=remaining(context),
+        deadline=run_deadline(request, context),
     )

@@ -8,10 +8,11 @@ from contextlib import aclosing, suppress
 from functools import partial
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 
 from pagecast.v1 import generation_pb2, session_pb2
 from pagecast.worker.v1 import worker_pb2
-from service.deadlines import Context, departure, remaining
+from service.deadlines import Context, run_deadline
 from service.errors import PagecastError, Reason
 from service.ids import new_generation_id, new_session_id
 from service.pool.link import RECONNECT_S, WorkerLink
@@ -36,7 +37,8 @@ async def open_session(
     link, session = await _open_on_any(router, request)
     if request.HasField("initial_input"):
         try:
-            session = await append(turns, link, session.session_id, request.initial_input, None, context)
+            deadline = run_deadline(request, context)
+            session = await append(turns, link, session.session_id, request.initial_input, None, deadline)
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # the input was committed when its caller left
                 raise asyncio.CancelledError
@@ -56,12 +58,20 @@ async def append(
     session_id: str,
     content: session_pb2.Input,
     expected_revision: int | None,
-    context: Context,
+    deadline: Duration | None,
 ) -> session_pb2.Session:
     """Append input, wait until its KV is computed, and read the session.
 
     A caller who leaves before that cancels it: then nothing was appended. Once it is committed the
     call ends normally, also for a caller who left, so that its answer can be kept for a retry.
+
+    Args:
+        turns: Runs it.
+        link: The worker that holds the session.
+        session_id: The session.
+        content: What is appended.
+        expected_revision: Of the session, where the caller names one.
+        deadline: Time after which the worker may drop it.
 
     Raises:
         PagecastError: The input was refused, it failed, or the session was closed meanwhile.
@@ -72,12 +82,12 @@ async def append(
         expected_revision=expected_revision,
         input=content,
         cancel_policy=generation_pb2.CANCEL_POLICY_ROLLBACK,
-        deadline=remaining(context),
+        deadline=deadline,
         append_only=True,
     )
     turn = turns.start(link, submit)
     try:
-        async with aclosing(turn.watch(partial(departure, context))) as events:
+        async with aclosing(turn.watch()) as events:
             async for _ in events:
                 pass
     except asyncio.CancelledError:
@@ -120,7 +130,8 @@ async def _open_on_any(
 async def _is_lost(link: WorkerLink) -> bool:
     """Whether the worker whose connection broke is lost: only then no session is placed there any more."""
     with suppress(TimeoutError):
-        await asyncio.wait_for(link.lost.wait(), LOST_S)
+        async with asyncio.timeout(LOST_S):
+            await link.lost.wait()
     return link.lost.is_set()
 
 

@@ -6,18 +6,23 @@ its place is another.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from pagecast.v1 import model_pb2, session_pb2
-from service.errors import PagecastError, Reason
+from service.errors import PagecastError, Reason, cut
 
-# Closed sessions are remembered so that closing them again is answered, failed ones so that their end is
-# told and they can be closed; about 500 bytes each.
+# Closed sessions are remembered so that they can be read and closed again, failed ones so that their end is
+# told and they can be closed. A closed one takes about 350 bytes of memory, a failed one 2 KB, and both their
+# labels, of up to 32 KiB: hence a limit in bytes of their messages too.
 MAX_CLOSED = 10_000
 MAX_FAILED = 10_000
+MAX_CLOSED_BYTES = 16 * 1024 * 1024
+MAX_FAILED_BYTES = 16 * 1024 * 1024
+# Of the names in a message that tells which models there are.
+_MAX_NAMES_BYTES = 100
 
 
 class _Flag(Protocol):
@@ -64,13 +69,15 @@ class _Entry(Generic[W]):
 
 
 class Router(Generic[W]):
-    """Maps sessions to workers; remembers the last `MAX_CLOSED` closed and `MAX_FAILED` failed ones."""
+    """Maps sessions to workers; remembers the last closed and failed ones, bounded in number and bytes."""
 
     def __init__(self, workers: Sequence[W] = ()) -> None:
         self._workers: list[W] = []
         # In the order of their numbers.
         self._entries: dict[str, _Entry[W]] = {}
-        self._closed: OrderedDict[str, session_pb2.Session] = OrderedDict()
+        # Serialised: a message of 160 bytes takes 1.8 KB of memory.
+        self._closed: OrderedDict[str, bytes] = OrderedDict()
+        self._closed_bytes = 0
         self._known_models: set[str] = set()
         # Of live workers, by identity: two workers may compare equal.
         self._num_sessions: dict[int, int] = {}
@@ -84,10 +91,13 @@ class Router(Generic[W]):
         self._known_models.add(worker.model.name)
         self._num_sessions = {id(known): self._num_sessions.get(id(known), 0) for known in self._workers}
         failed = [session_id for session_id, entry in self._entries.items() if entry.has_failed]
-        for session_id in failed:
-            self._entries[session_id].worker = None
-        for session_id in failed[: max(0, len(failed) - MAX_FAILED)]:
-            del self._entries[session_id]
+        num_bytes = 0
+        for count, session_id in enumerate(reversed(failed), start=1):
+            entry = self._entries[session_id]
+            entry.worker = None
+            num_bytes += 0 if entry.snapshot is None else entry.snapshot.ByteSize()
+            if count > MAX_FAILED or num_bytes > MAX_FAILED_BYTES:
+                del self._entries[session_id]
 
     def models(self) -> list[model_pb2.Model]:
         """Return the models of live workers, each once, by name."""
@@ -121,16 +131,14 @@ class Router(Generic[W]):
             PagecastError: SESSION_FAILED where it is lost; SESSION_CLOSED or SESSION_NOT_FOUND.
         """
         entry = self._entries.get(session_id)
-        metadata = {"session": session_id}
-        if entry is not None:
-            if entry.worker is None or entry.has_failed:
-                raise PagecastError(
-                    Reason.SESSION_FAILED, "the session was lost with its worker", metadata=metadata
-                )
+        if entry is not None and entry.worker is not None and not entry.has_failed:
             return entry.worker
-        if session_id in self._closed:
-            raise PagecastError(Reason.SESSION_CLOSED, "the session is closed", metadata=metadata)
-        raise PagecastError(Reason.SESSION_NOT_FOUND, "no session has this id", metadata=metadata)
+        reason, message = Reason.SESSION_NOT_FOUND, "no session has this id"
+        if entry is not None:
+            reason, message = Reason.SESSION_FAILED, "the session was lost with its worker"
+        elif session_id in self._closed:
+            reason, message = Reason.SESSION_CLOSED, "the session is closed"
+        raise PagecastError(reason, message, field="session_id", metadata={"session": session_id})
 
     def remember(self, session: session_pb2.Session) -> None:
         """Keep how a session was last seen, for when its worker is gone; ids not placed are fine."""
@@ -157,17 +165,19 @@ class Router(Generic[W]):
 
     def closed(self, session_id: str) -> session_pb2.Session | None:
         """Return a closed session as it was left; None if it is not closed or no longer remembered."""
-        return self._closed.get(session_id)
+        kept = self._closed.get(session_id)
+        return None if kept is None else session_pb2.Session.FromString(kept)
 
     def close(self, session: session_pb2.Session) -> None:
-        """Forget where a session is, and remember it as closed, without its labels."""
+        """Forget where a session is, and remember it as closed, once."""
         self.forget(session.session_id)
-        kept = session_pb2.Session()
-        kept.CopyFrom(session)
-        kept.labels.clear()  # as large as a caller made them
-        self._closed[session.session_id] = kept
-        while len(self._closed) > MAX_CLOSED:
-            self._closed.popitem(last=False)
+        if session.session_id in self._closed:
+            return
+        kept = self._closed[session.session_id] = session.SerializeToString()
+        self._closed_bytes += len(kept)
+        while len(self._closed) > MAX_CLOSED or self._closed_bytes > MAX_CLOSED_BYTES:
+            _, oldest = self._closed.popitem(last=False)
+            self._closed_bytes -= len(oldest)
 
     def forget(self, session_id: str) -> None:
         """Drop a session that was placed; unknown ids are fine."""
@@ -202,12 +212,23 @@ class Router(Generic[W]):
         live = [worker for worker in self._live() if worker.model.name == model]
         if not live and model not in self._known_models:
             raise PagecastError(
-                Reason.MODEL_NOT_FOUND, "no model of this name is served", field="model",
-                metadata={"model": model},
+                Reason.MODEL_NOT_FOUND, f"no such model; served: {_listed(self._known_models)}",
+                field="model", metadata={"model": model},
             )  # fmt: skip
         if not live:
             raise PagecastError(Reason.NO_WORKER, "no worker of this model is there")
         return live
+
+
+def _listed(names: Collection[str]) -> str:
+    """Return names in order, as many as a message has room for; the first one is cut where it is too long."""
+    first, *others = sorted(names) or ["none"]
+    text = first if len(first.encode()) <= _MAX_NAMES_BYTES else cut(first, _MAX_NAMES_BYTES) + "…"
+    for name in others:
+        if len(f"{text}, {name}".encode()) > _MAX_NAMES_BYTES:
+            return f"{text}, …"
+        text = f"{text}, {name}"
+    return text
 
 
 def _without_kv(session: session_pb2.Session) -> session_pb2.Session:

@@ -36,6 +36,7 @@ from service.pool.link import WorkerLink
 from service.pool.local import LocalPool
 from service.pool.slot import Slot, start_all
 from service.pool.static import StaticPool
+from service.pool.steps import worker_lost
 from service.reflection import add_reflection
 from service.replays import Replays
 from service.router import Router
@@ -72,6 +73,8 @@ def serve(settings: ServeSettings) -> int:
         of its workers (one log line says why), so that whatever keeps the service running starts it anew.
     """
     with process_log(settings.log_level) as log:
+        # Until `_run` takes the signals over, one ends the start as Ctrl-C does: nothing is served yet.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             pool = _open_pool(settings, log)
             try:
@@ -88,7 +91,7 @@ def serve(settings: ServeSettings) -> int:
             log.error("gateway_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
             return 1
         except KeyboardInterrupt:
-            pass  # before `_run` took the signals over: nothing was served that has to end in order
+            pass
         log.info("gateway_stopped")
         return 0
 
@@ -235,23 +238,33 @@ async def _serve(
     log: FilteringBoundLogger,
 ) -> None:
     """Serve until a signal, then drain. Raises _SupervisorGone, or what else ended one of `supports`."""
+    last_words = draining()
     try:
         await _first(*supports, event=stop.requested)
-        for ended in filter(asyncio.Task.done, supports):
-            stop.urge()
-            await ended
-            raise _SupervisorGone
+        await _check(supports, stop)
         log.info("gateway_stopping", num_turns=services.turns.num_running)
         drain.begin()
         await services.health.end()
         idle = asyncio.create_task(services.turns.wait_idle())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_timeout_s):
-                await _first(idle, event=stop.urged)
+                await _first(idle, *supports, event=stop.urged)
         idle.cancel()
+        await _check(supports, stop)
+    except _SupervisorGone:
+        last_words = worker_lost()
+        raise
     finally:
-        services.turns.fail_all(draining())
+        services.turns.fail_all(last_words)
         await _stop_server(server, stop)
+
+
+async def _check(supports: "Sequence[asyncio.Task[Any]]", stop: _Stop) -> None:
+    """Raise _SupervisorGone, or what else ended one of `supports`, where one has ended: a stop at once."""
+    for ended in filter(asyncio.Task.done, supports):
+        stop.urge()
+        await ended
+        raise _SupervisorGone
 
 
 async def _stop_server(server: grpc.aio.Server, stop: _Stop) -> None:

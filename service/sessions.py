@@ -5,7 +5,7 @@ from functools import partial
 from pagecast.v1 import session_pb2, session_pb2_grpc
 from pagecast.worker.v1 import worker_pb2
 from service.closing import Closings
-from service.deadlines import Context
+from service.deadlines import Context, run_deadline
 from service.errors import PagecastError, Reason
 from service.listing import SessionPages
 from service.opening import append, open_session
@@ -86,7 +86,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         async def run() -> session_pb2.AppendInputResponse:
             link = self._router.find(request.session_id)
             revision = request.expected_revision if request.HasField("expected_revision") else None
-            session = await append(self._turns, link, request.session_id, request.input, revision, context)
+            deadline = run_deadline(request, context)
+            session = await append(self._turns, link, request.session_id, request.input, revision, deadline)
             self._router.remember(session)
             return session_pb2.AppendInputResponse(session=session)
 

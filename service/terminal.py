@@ -53,6 +53,11 @@ def visible(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def tell(console: Console, text: str) -> None:
+    """A dim line beside what was asked for."""
+    console.print(visible(text), style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
 class Output:
     """Standard output, every write of which arrives at once or raises.
 

@@ -51,6 +51,7 @@ class Turn:
         self._departure: grpc.StatusCode | None = None
         self._failure: Exception | None = None
         self._finished: generation_pb2.GenerationFinished | None = None
+        self._is_late = False
         self._is_submitted = False
         self._is_cancel_wanted = False
         self._mailbox: Mailbox | None = None
@@ -93,7 +94,7 @@ class Turn:
         self._events.compact()
 
     async def watch(
-        self, departure: Callable[[], grpc.StatusCode]
+        self, departure: Callable[[], grpc.StatusCode] = lambda: grpc.StatusCode.CANCELLED
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
         """Yield its events: started, chunks, finished; close the generator to stop watching.
 
@@ -101,12 +102,16 @@ class Turn:
             departure: Asked when the watcher leaves before the end: the status that its call ends with.
 
         Raises:
-            PagecastError: The turn was refused, it failed, or its worker is lost.
+            PagecastError: The turn was refused, it failed, its worker is lost; DEADLINE_EXCEEDED where that
+                ended it while it was watched, kept or not.
         """
+        was_over = self.is_over
         self._num_watchers += 1
         try:
             async with aclosing(self._events.read()) as events:
                 async for event in events:
+                    if self._is_late and not was_over and event.HasField("finished"):
+                        raise PagecastError(Reason.DEADLINE_EXCEEDED, "the call's deadline has passed")
                     yield event
         except (asyncio.CancelledError, GeneratorExit):
             if self._num_watchers == 1 and not self.is_over:
@@ -168,6 +173,7 @@ class Turn:
         self._record.observe(response)
         if response.HasField("finished"):
             self._finished = response.finished
+            self._is_late = event.is_late
         self._events.put(response)
 
     def _want_cancel(self) -> None:
@@ -196,6 +202,8 @@ class Turn:
         status, reason = grpc.StatusCode.OK, None
         if self._departure is not None:
             status = self._departure
+        elif self._is_late:
+            status, reason = grpc.StatusCode.DEADLINE_EXCEEDED, Reason.DEADLINE_EXCEEDED
         elif isinstance(self._failure, PagecastError):
             status, reason = self._failure.status, self._failure.reason
         elif self._failure is not None:

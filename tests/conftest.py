@@ -3,8 +3,14 @@
 import os
 import signal
 
+from hypothesis import settings
+
 # As in a worker: threads that wait must not spin while other tests' processes want the core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# An example may take as long as a busy machine lets it.
+settings.register_profile("pagecast", deadline=None)
+settings.load_profile("pagecast")
 
 # Before gRPC is imported: its core would write lines of its own between the tests' dots.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

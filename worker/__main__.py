@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> int:
             # Not before: torch reads the environment too, and brings log handlers.
             from worker.process import run  # noqa: PLC0415
         except ModuleNotFoundError as error:
-            log.error("worker_failed", error=f"a worker needs {error.name}: pip install 'pagecast[worker]'")
+            hint = "install the extra `worker`, in the repository with pip install '.[worker]'"
+            log.error("worker_failed", error=f"a worker needs {error.name}: {hint}")
             return EXIT_NOT_INSTALLED
         except Exception as error:  # a library that is there and does not load
             log.error("worker_failed", error=f"{type(error).__name__}: {error}", exc_info=error)

@@ -204,6 +204,7 @@ class Finished:
         e2e_ns: Submit to the end.
         revision: The session's, after the turn.
         plan_counters: This turn's steps.
+        is_late: Whether the caller's deadline ended it, whose policy keeps what there is.
     """
 
     generation_id: str
@@ -216,11 +217,12 @@ class Finished:
     e2e_ns: int
     revision: int
     plan_counters: PlanCounters
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A turn failed. It was rolled back, but for a deadline under a policy that keeps what there is.
+    """A turn failed, and was rolled back.
 
     Attributes:
         generation_id: The turn.

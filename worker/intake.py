@@ -3,7 +3,8 @@
 Every rule that needs the tokenizer or the template is checked here. Knows no sessions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pagecast.v1 import session_pb2
@@ -96,7 +97,7 @@ class Intake:
     def prepare(
         self, source: session_pb2.Input | None, base: TurnBase, *, opens_reply: bool = True
     ) -> Prepared:
-        """Tokenise an input on top of a session; None continues the log.
+        """Tokenise an input on top of a session; None opens the reply to appended messages, or continues.
 
         What can't fit however it is tokenised is refused before time is spent on it.
 
@@ -109,7 +110,7 @@ class Intake:
         TEMPLATE_ERROR, TEMPLATE_NOT_INCREMENTAL.
         """
         if source is None:
-            return Prepared((), base.conversation.continued())
+            return self._without_input(base.conversation)
         room = base.max_context_tokens - base.num_tokens
         match source.WhichOneof("content"):
             case "text":
@@ -147,20 +148,27 @@ class Intake:
         if not ids:
             raise Refused("INPUT_EMPTY", "the text is empty", field="input.text")
         prefix = () if base.num_tokens else self._tokenizer.log_prefix
-        return Prepared((*prefix, *ids), base.conversation.with_raw_input())
+        return Prepared((*prefix, *ids), base.conversation.with_raw_input("raw text"))
 
     def _token_ids(self, ids: tuple[int, ...], conversation: Conversation) -> Prepared:
         if not ids:
             raise Refused("INPUT_EMPTY", "no token ids are given", field="input.token_ids.ids")
         check_token_ids(ids, "input.token_ids.ids", vocab_size=self.vocab_size)
-        return Prepared(ids, conversation.with_raw_input())
+        return Prepared(ids, conversation.with_raw_input("token ids"))
+
+    def _without_input(self, conversation: Conversation) -> Prepared:
+        if not conversation.num_appended:
+            return Prepared((), conversation.continued())
+        template = self._the_template("input")
+        with _refusals("input"):
+            turn = template.open_reply(conversation)
+        return Prepared(turn.token_ids, turn.conversation)
 
     def _messages(
         self, source: session_pb2.Messages, conversation: Conversation, *, opens_reply: bool
     ) -> Prepared:
         field = "input.messages.messages"
-        if self._template is None:
-            raise Refused("TEMPLATE_ERROR", "the model has no chat template", field=field)
+        template = self._the_template(field)
         if not source.messages:
             raise Refused("INPUT_EMPTY", "no messages are given", field=field)
         for index, message in enumerate(source.messages):
@@ -169,18 +177,28 @@ class Intake:
                     "FIELD_INVALID", "a role is system, user or assistant", field=f"{field}[{index}].role"
                 )
         messages = tuple(Message(_ROLES[message.role], message.content) for message in source.messages)
-        try:
-            turn = self._template.open_turn(conversation, messages, opens_reply=opens_reply)
-        except MixedInput as error:
-            raise Refused("MIXED_INPUT", "the log holds raw text or ids", field=field) from error
-        except TemplateNotIncremental as error:
-            raise Refused(
-                "TEMPLATE_NOT_INCREMENTAL", "the model's template rewrites earlier turns", field=field
-            ) from error
-        except TemplateError as error:
-            raise Refused(
-                "TEMPLATE_ERROR", "the model's template refuses these messages", field=field
-            ) from error
-        except TextError as error:
-            raise Refused("FIELD_INVALID", str(error), field=field) from error
+        with _refusals(field):
+            turn = template.open_turn(conversation, messages, opens_reply=opens_reply)
         return Prepared(turn.token_ids, turn.conversation)
+
+    def _the_template(self, field: str) -> ChatTemplate:
+        if self._template is None:
+            raise Refused("TEMPLATE_ERROR", "the model has no chat template", field=field)
+        return self._template
+
+
+@contextmanager
+def _refusals(field: str) -> Iterator[None]:
+    """Turn what a template raises into refusals of `field`."""
+    try:
+        yield
+    except MixedInput as error:
+        raise Refused("MIXED_INPUT", str(error), field=field) from error
+    except TemplateNotIncremental as error:
+        raise Refused(
+            "TEMPLATE_NOT_INCREMENTAL", "the model's template rewrites earlier turns", field=field
+        ) from error
+    except TemplateError as error:
+        raise Refused("TEMPLATE_ERROR", "the model's template refuses these messages", field=field) from error
+    except TextError as error:
+        raise Refused("FIELD_INVALID", str(error), field=field) from error

@@ -83,7 +83,12 @@ class SessionTable:
             case commands.Cancel():
                 turn = record.turn
                 if turn is None or turn.generation.generation_id != command.generation_id:
-                    raise Refused("GENERATION_NOT_FOUND", "no such generation runs on this session")
+                    raise Refused(
+                        "GENERATION_NOT_FOUND",
+                        "no such generation runs on this session",
+                        field="generation_id",
+                        metadata={"generation": command.generation_id},
+                    )
                 self._end(record, turn, FinishReason.CANCELLED)
             case commands.CloseSession():
                 if record.turn is not None:
@@ -102,9 +107,10 @@ class SessionTable:
             session_id = record.session.session_id
             _, turn = self.running(session_id)
             match turn.overdue(now_ns):
+                case Overdue.DEADLINE if turn.asked.keeps_partial:
+                    self._end(record, turn, FinishReason.CANCELLED, is_late=True)
                 case Overdue.DEADLINE:
-                    keep = turn.asked.keeps_partial
-                    self.fail(session_id, "DEADLINE_EXCEEDED", "the call's deadline has passed", keep=keep)
+                    self.fail(session_id, "DEADLINE_EXCEEDED", "the call's deadline has passed")
                 case Overdue.QUEUE_TIMEOUT:
                     self.fail(session_id, "QUEUE_TIMEOUT", "no step came within queue_timeout")
                 case Overdue.TIME_LIMIT:
@@ -134,27 +140,18 @@ class SessionTable:
             self._end(record, turn, reason)
 
     def fail(
-        self,
-        session_id: str,
-        reason: str,
-        message: str,
-        metadata: Mapping[str, str] = _NOTHING,
-        *,
-        keep: bool = False,
+        self, session_id: str, reason: str, message: str, metadata: Mapping[str, str] = _NOTHING
     ) -> None:
-        """End a session's turn as a failure.
+        """End a session's turn as a failure: log and revision are as before it.
 
         Args:
             session_id: The session.
             reason: For the caller, like the two that follow.
             message: See there.
             metadata: See there.
-            keep: Whether what there is gets committed; if not log and revision are as before the turn.
         """
         record, turn = self.running(session_id)
-        self._scheduler.finish(record.session, keep=keep)
-        if keep:
-            self._commit_conversation(record, turn)
+        self._scheduler.finish(record.session, keep=False)
         self._events.append(Failed(turn.generation.generation_id, reason, message, metadata))
         self._settle(record, turn)
 
@@ -216,7 +213,7 @@ class SessionTable:
         self._running[command.generation_id] = record
         return record.view()
 
-    def _end(self, record: Record, turn: Turn, reason: FinishReason) -> None:
+    def _end(self, record: Record, turn: Turn, reason: FinishReason, *, is_late: bool = False) -> None:
         """End a turn: commit it, or roll it back if it was cancelled and its policy says so."""
         keep = reason is not FinishReason.CANCELLED or turn.asked.keeps_partial
         if not turn.is_announced:  # it never came to a step, and a stream begins with its start all the same
@@ -225,7 +222,7 @@ class SessionTable:
         self._scheduler.finish(record.session, keep=keep)
         if keep:
             self._commit_conversation(record, turn)
-        self._events.append(turn.finish(reason, usage, now_ns=self._clock_ns()))
+        self._events.append(turn.finish(reason, usage, now_ns=self._clock_ns(), is_late=is_late))
         self._settle(record, turn)
 
     def _commit_conversation(self, record: Record, turn: Turn) -> None:
@@ -249,6 +246,7 @@ class SessionTable:
             raise self._missing(session_id) from None
 
     def _missing(self, session_id: str) -> Refused:
+        reason, message = "SESSION_NOT_FOUND", "no session has this id"
         if session_id in self._closed:
-            return Refused("SESSION_CLOSED", "the session is closed", field="session_id")
-        return Refused("SESSION_NOT_FOUND", "no session of this id", field="session_id")
+            reason, message = "SESSION_CLOSED", "the session is closed"
+        return Refused(reason, message, field="session_id", metadata={"session": session_id})

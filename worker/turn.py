@@ -74,7 +74,7 @@ class Turn:
     def overdue(self, now_ns: int) -> Overdue | None:
         """What has run out at `now_ns`, if anything.
 
-        The deadline comes first: behind it nobody is left to be told of a committed end.
+        The deadline comes first: behind it nobody is left to be told of a normal end.
         """
         asked = self.asked
         if asked.deadline_ns is not None and now_ns >= asked.deadline_ns:
@@ -149,7 +149,9 @@ class Turn:
             return FinishReason.CONTEXT_FULL
         return None
 
-    def finish(self, reason: FinishReason, usage: UsageCounts, *, now_ns: int) -> Finished:
+    def finish(
+        self, reason: FinishReason, usage: UsageCounts, *, now_ns: int, is_late: bool = False
+    ) -> Finished:
         """The turn ended at `now_ns`; `usage` was taken before the scheduler let go of it."""
         return Finished(
             generation_id=self.generation.generation_id,
@@ -162,6 +164,7 @@ class Turn:
             e2e_ns=now_ns - self.asked.received_ns,
             revision=self.session.revision,
             plan_counters=replace(self.generation.plan_counters),
+            is_late=is_late,
         )
 
     def _stopped_by(self, reason: FinishReason) -> str | int | None:

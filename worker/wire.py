@@ -136,7 +136,10 @@ def event_to_wire(
             )
             return [worker_pb2.GenerationEvent(generation_id=generation_id, chunk=chunk)]
         case Finished():
-            events = [worker_pb2.GenerationEvent(generation_id=generation_id, finished=_finished(event))]
+            end = worker_pb2.GenerationEvent(
+                generation_id=generation_id, finished=_finished(event), is_late=event.is_late
+            )
+            events = [end]
             if event.text:
                 rest = generation_pb2.TokenChunk(
                     first_token_index=event.usage.output_tokens,

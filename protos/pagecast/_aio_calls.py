@@ -54,7 +54,6 @@ class AsyncGeneration(AsyncIterator[Chunk]):
     ) -> None:
         self._turn = Turn()
         self._timeout_s = _checks.timeout_s(timeout_s)
-        self._cancelled = False
         loop = asyncio.get_running_loop()
         self._call = connection.generations.Generate(request, timeout=self._timeout_s)
         # gRPC keeps a call until it has ended, so that nobody else would end one that is dropped.
@@ -66,8 +65,18 @@ class AsyncGeneration(AsyncIterator[Chunk]):
         return self._turn.generation_id
 
     @property
+    def text(self) -> str:
+        """The text so far; it stays there when reading on raises."""
+        return self._turn.text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The ids so far; they stay there when reading on raises."""
+        return self._turn.token_ids
+
+    @property
     def result(self) -> Result:
-        """The finished turn. Raises RuntimeError before the iteration has ended."""
+        """The finished turn. Raises RuntimeError, which says why, where there is none."""
         return self._turn.require_result()
 
     async def __anext__(self) -> Chunk:
@@ -78,16 +87,17 @@ class AsyncGeneration(AsyncIterator[Chunk]):
                     return chunk
             self._turn.check_ended()
         except grpc.RpcError as error:
-            raise _failures.decode(error, self._timeout_s) from error
-        except errors.BrokenStream:
+            raise self._failed(_failures.decode(error, self._timeout_s)) from error
+        except errors.BrokenStream as error:
             self.cancel()
-            raise
+            raise self._failed(error) from None
         except asyncio.CancelledError:
             # gRPC raises it for the call's own cancel too; the task's must stay what it is.
             task = asyncio.current_task()
-            if not self._cancelled or (task is not None and task.cancelling()):
+            if not self._turn.is_cancelled or (task is not None and task.cancelling()):
+                self._turn.is_cancelled = True  # gRPC cancels the call of a reader that is cancelled
                 raise
-            raise _failures.cancelled() from None
+            raise self._failed(_failures.cancelled()) from None
         raise StopAsyncIteration
 
     async def wait(self) -> Result:
@@ -98,7 +108,11 @@ class AsyncGeneration(AsyncIterator[Chunk]):
 
     def cancel(self) -> None:
         """End the call now; reading on raises `Cancelled`. Does nothing once it has ended."""
-        self._cancelled = self._call.cancel() or self._cancelled
+        self._turn.is_cancelled = self._call.cancel() or self._turn.is_cancelled
+
+    def _failed(self, error: errors.PagecastError) -> errors.PagecastError:
+        self._turn.failure = str(error)
+        return error
 
     async def __aenter__(self) -> Self:
         return self

@@ -59,8 +59,18 @@ class Generation(Iterator[Chunk]):
         return self._turn.generation_id
 
     @property
+    def text(self) -> str:
+        """The text so far; it stays there when reading on raises."""
+        return self._turn.text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The ids so far; they stay there when reading on raises."""
+        return self._turn.token_ids
+
+    @property
     def result(self) -> Result:
-        """The finished turn. Raises RuntimeError before the iteration has ended."""
+        """The finished turn. Raises RuntimeError, which says why, where there is none."""
         return self._turn.require_result()
 
     def __next__(self) -> Chunk:
@@ -71,10 +81,10 @@ class Generation(Iterator[Chunk]):
                     return chunk
             self._turn.check_ended()
         except grpc.RpcError as error:
-            raise _failures.decode(error, self._timeout_s) from error
-        except errors.BrokenStream:
+            raise self._failed(_failures.decode(error, self._timeout_s)) from error
+        except errors.BrokenStream as error:
             self.cancel()
-            raise
+            raise self._failed(error) from None
         raise StopIteration
 
     def wait(self) -> Result:
@@ -85,7 +95,11 @@ class Generation(Iterator[Chunk]):
 
     def cancel(self) -> None:
         """End the call now; reading on raises `Cancelled`. Does nothing once it has ended."""
-        self._call.cancel()
+        self._turn.is_cancelled = bool(self._call.cancel()) or self._turn.is_cancelled
+
+    def _failed(self, error: errors.PagecastError) -> errors.PagecastError:
+        self._turn.failure = str(error)
+        return error
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,8 @@ The server alone decides which values have a meaning; here is refused what could
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from operator import index
 from typing import SupportsFloat, SupportsIndex
 from uuid import UUID
@@ -15,6 +16,14 @@ from google.protobuf.duration_pb2 import Duration
 MAX_TIMEOUT_S = 10**9
 # A google.protobuf.Duration holds 10,000 years either way.
 MAX_DURATION_S = 315_576_000_000
+
+
+def options(method: str, unknown: Collection[str], known: Collection[str]) -> None:
+    """Raise TypeError for names that are no options of the method, with the nearest that is one."""
+    for name in unknown:
+        nearest = get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise TypeError(f"{method}() got an unexpected option {name!r}{hint}")
 
 
 def text(name: str, value: object) -> str:

@@ -72,7 +72,9 @@ def decode(call: _Call, timeout_s: float | None = None) -> errors.PagecastError:
             return cancelled()
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             message = f"the deadline{'' if timeout_s is None else f' of {timeout_s:g} s'} passed"
-    field = violations.field_violations[0].field if violations.field_violations else info.metadata["field"]
+    # `get`: reading a key that a protobuf map lacks would add it.
+    named = info.metadata.get("field", "")
+    field = violations.field_violations[0].field if violations.field_violations else named
     kind = _BY_CODE.get(code, errors.PagecastError)
     by_reason = _BY_REASON.get(reason, kind)
     # A reason refines its own status only: `except errors.Unavailable` must catch every UNAVAILABLE.

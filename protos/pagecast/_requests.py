@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pagecast import _checks
 from pagecast._inputs import turn_input
-from pagecast.options import SamplingOptions
+from pagecast.options import GenerateOptions, SamplingOptions, SessionOptions
 from pagecast.v1 import generation_pb2, model_pb2, session_pb2
 from pagecast.values import Content, PagedDecodePlan, TurnInput
 
@@ -40,6 +40,7 @@ def open_session(
     **sampling: Unpack[SamplingOptions],
 ) -> session_pb2.OpenSessionRequest:
     """A request from `SessionOptions`."""
+    _check_names("open_session", sampling, SessionOptions)
     return session_pb2.OpenSessionRequest(
         request_id=_checks.optional_request_id(request_id),
         model=_checks.text("model", model),
@@ -62,9 +63,13 @@ def list_sessions(page_size: int | None) -> session_pb2.ListSessionsRequest:
     return session_pb2.ListSessionsRequest(page_size=_checks.optional_whole("page_size", page_size, 32))
 
 
-def close_session(session_id: str) -> session_pb2.CloseSessionRequest:
+def close_session(
+    session_id: str, *, request_id: str | UUID | None = None
+) -> session_pb2.CloseSessionRequest:
     """A request that ends a session."""
-    return session_pb2.CloseSessionRequest(session_id=_checks.text("session_id", session_id))
+    return session_pb2.CloseSessionRequest(
+        request_id=_checks.optional_request_id(request_id), session_id=_checks.text("session_id", session_id)
+    )
 
 
 def update_session(
@@ -104,9 +109,12 @@ def append_input(
     )
 
 
-def cancel_generation(session_id: str, generation_id: str) -> generation_pb2.CancelGenerationRequest:
+def cancel_generation(
+    session_id: str, generation_id: str, *, request_id: str | UUID | None = None
+) -> generation_pb2.CancelGenerationRequest:
     """A request that ends a generation."""
     return generation_pb2.CancelGenerationRequest(
+        request_id=_checks.optional_request_id(request_id),
         session_id=_checks.text("session_id", session_id),
         generation_id=_checks.text("generation_id", generation_id),
     )
@@ -146,6 +154,7 @@ def generate(
     **sampling: Unpack[SamplingOptions],
 ) -> generation_pb2.GenerateRequest:
     """A request from `GenerateOptions`."""
+    _check_names("generate", sampling, GenerateOptions)
     keep = _checks.flag("keep_partial", keep_partial)
     stopping = generation_pb2.StoppingCriteria(
         max_tokens=_checks.optional_whole("max_tokens", max_tokens, 32),
@@ -198,6 +207,12 @@ def sampling_params(
         logprobs=_checks.optional_whole("logprobs", logprobs, 32),
     )
     return params if params.ListFields() else None
+
+
+def _check_names(method: str, given: Mapping[str, object], options: type) -> None:
+    """Refuse what is left of a method's options and is none of sampling's either."""
+    known = (*options.__annotations__, "timeout_s")
+    _checks.options(method, [name for name in given if name not in SamplingOptions.__annotations__], known)
 
 
 def _plan(plan: PagedDecodePlan | None) -> session_pb2.PagedDecodePlan | None:

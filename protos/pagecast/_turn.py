@@ -17,11 +17,15 @@ class Turn:
     Attributes:
         generation_id: None until the server has announced it.
         result: None until the last event has arrived.
+        is_cancelled: Whether this side has ended the call.
+        failure: What reading it raised; None: nothing. As text: the exception would keep its reader alive.
     """
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.generation_id: str | None = None
         self.result: Result | None = None
+        self.is_cancelled = False
+        self.failure: str | None = None
         self._clock_ns = clock_ns
         self._sent_ns = clock_ns()
         self._started = generation_pb2.GenerationStarted()
@@ -51,11 +55,25 @@ class Turn:
         self.result = self._finish(response.finished)
         return None
 
+    @property
+    def text(self) -> str:
+        """All text deltas so far."""
+        return "".join(self._text)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All ids so far."""
+        return tuple(self._token_ids)
+
     def require_result(self) -> Result:
-        """The result. Raises RuntimeError before the last event has arrived."""
-        if self.result is None:
-            raise RuntimeError("the generation has not ended: read it to its end first")
-        return self.result
+        """The result. Raises RuntimeError, which says why, where the last event has not arrived."""
+        if self.result is not None:
+            return self.result
+        if self.failure is not None:
+            raise RuntimeError(f"the generation has no result: it ended with {self.failure}")
+        if self.is_cancelled:
+            raise RuntimeError("the generation was cancelled before it had been read to its end")
+        raise RuntimeError("the generation has not ended: read it to its end first")
 
     def check_ended(self) -> None:
         """Raise BrokenStream where the stream has closed without its last event."""
@@ -87,8 +105,8 @@ class Turn:
         stopped_by = finished.WhichOneof("stopped_by")
         return Result(
             generation_id=self._started.generation_id,
-            text="".join(self._text),
-            token_ids=tuple(self._token_ids),
+            text=self.text,
+            token_ids=self.token_ids,
             input_token_ids=tuple(self._started.input_token_ids),
             finish_reason=reason,
             stopped_by=getattr(finished, stopped_by) if stopped_by else None,

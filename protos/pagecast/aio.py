@@ -129,13 +129,26 @@ class AsyncClientSession:
         method = self._connection.sessions.AppendInput
         return (await self._connection.call(method, request, timeout_s)).session
 
-    async def cancel(self, generation_id: str, *, timeout_s: float | None = None) -> None:
-        """End a running generation from outside: its stream ends with FinishReason.CANCELLED."""
-        request = _requests.cancel_generation(self.session_id, generation_id)
+    async def cancel(
+        self,
+        generation_id: str,
+        *,
+        request_id: str | UUID | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """End a running generation from outside: its stream ends with FinishReason.CANCELLED.
+
+        With a `request_id` (a UUID) the same call once more gets the first answer.
+        """
+        request = _requests.cancel_generation(self.session_id, generation_id, request_id=request_id)
         await self._connection.call(self._connection.generations.CancelGeneration, request, timeout_s)
 
     async def get(self, *, timeout_s: float | None = None) -> session_pb2.Session:
-        """The session as the server sees it now."""
+        """The session as the server sees it now.
+
+        While a turn runs `num_tokens` counts its input and what it has drawn so far, though the turn may
+        still be rolled back; `revision` is the one before it.
+        """
         request = _requests.get_session(self.session_id)
         return (await self._connection.call(self._connection.sessions.GetSession, request, timeout_s)).session
 
@@ -161,9 +174,11 @@ class AsyncClientSession:
         method = self._connection.sessions.UpdateSession
         return (await self._connection.call(method, request, timeout_s)).session
 
-    async def close(self, *, timeout_s: float | None = None) -> session_pb2.Session:
-        """End the session and what runs in it; closing twice is no error."""
-        request = _requests.close_session(self.session_id)
+    async def close(
+        self, *, request_id: str | UUID | None = None, timeout_s: float | None = None
+    ) -> session_pb2.Session:
+        """End the session and what runs in it; closing twice is no error, with or without `request_id`."""
+        request = _requests.close_session(self.session_id, request_id=request_id)
         method = self._connection.sessions.CloseSession
         return (await self._connection.call(method, request, timeout_s)).session
 

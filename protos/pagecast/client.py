@@ -152,13 +152,26 @@ class ClientSession:
         )
         return self._connection.call(self._connection.sessions.AppendInput, request, timeout_s).session
 
-    def cancel(self, generation_id: str, *, timeout_s: float | None = None) -> None:
-        """End a running generation from outside: its stream ends with FinishReason.CANCELLED."""
-        request = _requests.cancel_generation(self.session_id, generation_id)
+    def cancel(
+        self,
+        generation_id: str,
+        *,
+        request_id: str | UUID | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """End a running generation from outside: its stream ends with FinishReason.CANCELLED.
+
+        With a `request_id` (a UUID) the same call once more gets the first answer.
+        """
+        request = _requests.cancel_generation(self.session_id, generation_id, request_id=request_id)
         self._connection.call(self._connection.generations.CancelGeneration, request, timeout_s)
 
     def get(self, *, timeout_s: float | None = None) -> session_pb2.Session:
-        """The session as the server sees it now."""
+        """The session as the server sees it now.
+
+        While a turn runs `num_tokens` counts its input and what it has drawn so far, though the turn may
+        still be rolled back; `revision` is the one before it.
+        """
         request = _requests.get_session(self.session_id)
         return self._connection.call(self._connection.sessions.GetSession, request, timeout_s).session
 
@@ -183,9 +196,11 @@ class ClientSession:
         )
         return self._connection.call(self._connection.sessions.UpdateSession, request, timeout_s).session
 
-    def close(self, *, timeout_s: float | None = None) -> session_pb2.Session:
-        """End the session and what runs in it; closing twice is no error."""
-        request = _requests.close_session(self.session_id)
+    def close(
+        self, *, request_id: str | UUID | None = None, timeout_s: float | None = None
+    ) -> session_pb2.Session:
+        """End the session and what runs in it; closing twice is no error, with or without `request_id`."""
+        request = _requests.close_session(self.session_id, request_id=request_id)
         return self._connection.call(self._connection.sessions.CloseSession, request, timeout_s).session
 
     def __enter__(self) -> Self:

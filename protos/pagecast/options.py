@@ -73,7 +73,8 @@ class GenerateOptions(SamplingOptions, total=False):
         time_limit_s: Longest run from the first step on in seconds; then the turn ends TIME_LIMIT.
         priority: Higher runs first.
         expected_revision: Refuse with `RevisionMismatch` where the session has another one.
-        request_id: A UUID; the same call once more with it gets the first one's tokens.
+        request_id: A UUID; the same call once more with it gets the first one's tokens: of a turn that
+            was cut and kept (`keep_partial`) those that it had, ending CANCELLED.
         keep_partial: A cancel, disconnect or deadline commits the input and the tokens so far.
             Otherwise the turn never happened.
         token_timing: Fill `Chunk.timings`.

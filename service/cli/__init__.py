@@ -4,6 +4,9 @@ Exit codes: 0 done, 1 failed (one line `error: REASON: message` on stderr), 2 wr
 130 interrupted, 143 or 129 told to end by SIGTERM or SIGHUP.
 """
 
+import sys
+from typing import Any
+
 import click
 
 from service.cli.replies import chat, generate
@@ -12,7 +15,18 @@ from service.cli.sessions import models, sessions
 from service.cli.tokens import detokenize, tokenize
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Main(click.Group):
+    """Ends with 130 where Ctrl-C comes at a moment that no command thinks of; click would say 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pagecast", message="pagecast %(version)s")
 def main() -> None:
     """Stream tokens from persistent LLM sessions."""

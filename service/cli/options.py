@@ -10,11 +10,10 @@ import click
 import pagecast
 from service.cli.running import variable
 from service.cli.text import bad_character
-from service.commands.replies import Choices
+from service.commands.replies import PLANS, Choices
 from service.config import DEFAULT_ADDRESS
+from service.validate import limits
 
-PLANS = {"once": pagecast.PLAN_ONCE, "plan_once": pagecast.PLAN_ONCE, "replan": pagecast.REPLAN}
-PLAN_CHOICE = click.Choice(list(PLANS), case_sensitive=False)
 _DAY_S = 86_400
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -32,6 +31,17 @@ def options_of(command: click.Command) -> Iterator[click.Option]:
         yield from options_of(subcommand)
 
 
+class _Plan(click.Choice[str]):
+    """A plan in any case, also by the proto's name of it, which its own words leave out."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        named = isinstance(value, str) and value.lower() == "plan_once"
+        return super().convert("once" if named else value, param, ctx)
+
+
+PLAN_CHOICE = _Plan(list(PLANS), case_sensitive=False)
+
+
 class _Bias(click.ParamType[tuple[int, float]]):
     """ID=VALUE as a token id and what is added to its logit."""
 
@@ -42,10 +52,13 @@ class _Bias(click.ParamType[tuple[int, float]]):
     ) -> tuple[int, float]:
         token_id, separator, bias = str(value).partition("=")
         try:
-            return _token_id(token_id), _finite(bias)
+            taken = _token_id(token_id), _finite(bias)
         except ValueError:
             what = "is not a token id, = and a number" if separator else "has no ="
             self.fail(f"{value!r} {what}.", param, ctx)
+        if taken[1] not in limits.LOGIT_BIAS:
+            self.fail(f"{taken[1]:g} is not {limits.LOGIT_BIAS}.", param, ctx)
+        return taken
 
 
 def _token_id(text: str) -> int:
@@ -78,8 +91,47 @@ def is_text(
     return value
 
 
-def _real(flag: str, low: float, high: float, text: str, *, over: bool = False) -> Decorator:
-    span = click.FloatRange(low, high, min_open=over)
+def has_text(
+    context: click.Context, parameter: click.Parameter, value: str | tuple[str, ...] | None
+) -> str | tuple[str, ...] | None:
+    """Refuses what is empty, and bytes that are not text."""
+    if "" in (value if isinstance(value, tuple) else (value,)):
+        raise click.BadParameter("is empty.", context, parameter)
+    return is_text(context, parameter, value)
+
+
+def _stops(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    has_text(context, parameter, value)
+    if any(len(stop.encode()) > limits.MAX_STOP_SEQUENCE_BYTES for stop in value):
+        raise click.BadParameter(f"is over {limits.MAX_STOP_SEQUENCE_BYTES} bytes.", context, parameter)
+    return _at_most(limits.MAX_STOP_SEQUENCES)(context, parameter, value)
+
+
+def _at_most(count: int) -> Callable[[click.Context, click.Parameter, tuple[Any, ...]], tuple[Any, ...]]:
+    """A callback that refuses more values of a repeatable option."""
+
+    def check(context: click.Context, parameter: click.Parameter, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(value) > count:
+            raise click.BadParameter(f"is given {len(value)} times; at most {count}.", context, parameter)
+        return value
+
+    return check
+
+
+def _biases(
+    context: click.Context, parameter: click.Parameter, value: tuple[tuple[int, float], ...]
+) -> tuple[tuple[int, float], ...]:
+    _at_most(limits.MAX_LOGIT_BIASES)(context, parameter, value)
+    ids = [token_id for token_id, _ in value]
+    for token_id in ids:
+        if ids.count(token_id) > 1:
+            raise click.BadParameter(f"token {token_id} is given twice.", context, parameter)
+    return value
+
+
+def _real(flag: str, text: str) -> Decorator:
+    taken = limits.SAMPLING[flag.removeprefix("--").replace("-", "_")]
+    span = click.FloatRange(taken.low, taken.high, min_open=taken.is_open)
     return option(flag, type=span, callback=number, metavar="NUMBER", help=text)
 
 
@@ -97,32 +149,33 @@ TARGET = option("--target", metavar="HOST:PORT", help=f"The server; {DEFAULT_ADD
 MODEL = option(
     "--model",
     metavar="NAME",
-    callback=is_text,
+    callback=has_text,
     help="A served model; may be left out where there is only one. A path to a .gguf file stands for the "
     "name that `serve` gives it: the file's, without .gguf.",
 )
 JSON = option("--json", "as_json", is_flag=True, help="Print JSON, one line for each thing.")
 
-# Ranges are those that the protos state; the server has the last word.
+# Ranges are the server's own; it has the last word.
 _SAMPLING = (
-    _real("--temperature", 0, 100, "0 is greedy (the default)."),
+    _real("--temperature", "0 is greedy (the default)."),
     _whole("--top-k", 1, 2**32 - 1, "Draw from the N likeliest tokens."),
-    _real("--top-p", 0, 1, "Draw from the likeliest tokens of this probability together.", over=True),
-    _real("--min-p", 0, 1, "Draw from tokens at least so likely beside the likeliest."),
+    _real("--top-p", "Draw from the likeliest tokens of this probability together."),
+    _real("--min-p", "Draw from tokens at least so likely beside the likeliest."),
     _whole("--seed", 0, 2**64 - 1, "Same seed, same tokens."),
-    _real("--repetition-penalty", 0, 100, "Over what the session holds; 1 is neutral.", over=True),
-    _real("--presence-penalty", -2, 2, "Over what the reply holds; 0 is neutral."),
-    _real("--frequency-penalty", -2, 2, "Over how often the reply holds it; 0 is neutral."),
-    click.option("--logit-bias", type=_Bias(), multiple=True, metavar="ID=VALUE",
-                 help="Add VALUE to a token's logit; repeatable."),
+    _real("--repetition-penalty", "Over what the session holds; 1 is neutral."),
+    _real("--presence-penalty", "Over what the reply holds; 0 is neutral."),
+    _real("--frequency-penalty", "Over how often the reply holds it; 0 is neutral."),
+    click.option("--logit-bias", type=_Bias(), multiple=True, callback=_biases, metavar="ID=VALUE",
+                 help="Add VALUE, from -100 to 100, to a token's logit; repeatable."),
 )  # fmt: skip
 _STOPPING = (
     _whole("--max-tokens", 1, 2**32 - 1, "End after this many tokens."),
     _whole("--min-tokens", 0, 2**32 - 1, "Do not end before this many tokens."),
-    click.option("--stop", multiple=True, callback=is_text, metavar="TEXT",
+    click.option("--stop", multiple=True, callback=_stops, metavar="TEXT",
                  help="End before this text; repeatable."),
     click.option("--stop-token-id", "stop_token_ids", type=click.IntRange(0, 2**32 - 1), multiple=True,
-                 metavar="ID", help="End with this token; repeatable."),
+                 callback=_at_most(limits.MAX_STOP_TOKEN_IDS), metavar="ID",
+                 help="End with this token; repeatable."),
     option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token."),
     _seconds("--time-limit", "End the reply, as it is, after this long."),
     _seconds("--queue-timeout", "Give up if the reply does not begin within this."),
@@ -143,6 +196,12 @@ def reply_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_choices(*, model: str | None, plan: str | None, timeout_s: float | None, **given: Any) -> None:
+        if (given["min_tokens"] or 0) > (given["max_tokens"] or math.inf):
+            raise click.BadParameter(
+                f"{given['min_tokens']} is over --max-tokens, {given['max_tokens']}.",
+                click.get_current_context(),
+                param_hint="'--min-tokens'",
+            )
         options = pagecast.GenerateOptions()
         for name in pagecast.GenerateOptions.__annotations__.keys() & given.keys() - _OWN:
             value = given.pop(name)

@@ -61,8 +61,6 @@ def client_of(target: str | None) -> Iterator[pagecast.Client]:
         fail(str(error))
     except OutputError as error:
         _fail_output(error)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 @contextlib.contextmanager

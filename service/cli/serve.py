@@ -1,6 +1,8 @@
 """`pagecast serve`: flags and environment to settings, and on to the gateway."""
 
 import sys
+from collections.abc import Collection
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -11,6 +13,7 @@ from service.cli.options import PLAN_CHOICE, Decorator, options_of
 from service.cli.running import settings_errors, variable
 from service.config import ServeSettings, unknown_variables
 
+_PREFIX = variable("--")
 _LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
 _KERNELS = click.Choice(["reference", "triton"], case_sensitive=False)
 
@@ -66,10 +69,21 @@ def serve(context: click.Context, /, **flags: Any) -> None:
     }
     with settings_errors():
         settings = ServeSettings(**given)
-    if unknown := unknown_variables(_known_variables(context)):
+    known = _known_variables(context)
+    if unknown := unknown_variables(known):
+        meant = {name: nearest for name in unknown if (nearest := _nearest(name, known))}
         with LogWriter(sys.stderr.buffer) as writer:
-            open_log(writer, settings.log_level).warning("unknown_variables", variables=unknown)
+            log = open_log(writer, settings.log_level)
+            log.warning("unknown_variables", variables=unknown, did_you_mean=meant)
     sys.exit(run(settings))
+
+
+def _nearest(name: str, known: Collection[str]) -> str | None:
+    """The variable that was probably meant."""
+    # Without what all of them begin with, which alone would make any two alike.
+    names = {other.removeprefix(_PREFIX): other for other in sorted(known)}
+    found = get_close_matches(name.upper().removeprefix(_PREFIX), names, n=1, cutoff=0.75)
+    return names[found[0]] if found else None
 
 
 def _known_variables(context: click.Context) -> set[str]:

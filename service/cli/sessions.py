@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from service.cli.options import JSON, TARGET, is_text
+from service.cli.options import JSON, TARGET, has_text
 from service.cli.running import client_of, output, tell_error
 from service.commands.models import models as list_models
 from service.commands.sessions import close_sessions, get_session, list_sessions
@@ -37,7 +37,7 @@ def list_(target: str | None, limit: int | None, *, as_json: bool) -> None:
 
 
 @sessions.command()
-@click.argument("session_id", metavar="ID", callback=is_text)
+@click.argument("session_id", metavar="ID", callback=has_text)
 @TARGET
 @JSON
 def get(target: str | None, session_id: str, *, as_json: bool) -> None:
@@ -48,13 +48,13 @@ def get(target: str | None, session_id: str, *, as_json: bool) -> None:
 
 
 @sessions.command()
-@click.argument("session_ids", metavar="ID...", nargs=-1, required=True, callback=is_text)
+@click.argument("session_ids", metavar="ID...", nargs=-1, required=True, callback=has_text)
 @TARGET
 def close(target: str | None, session_ids: tuple[str, ...]) -> None:
     """Close sessions and print the ids of those closed; fails where one could not be."""
     out = output()
     with client_of(target) as client:
         refused = close_sessions(client, session_ids, out)
-    for error in refused:
-        tell_error(error)
+    for session_id, error in refused.items():
+        tell_error(f"{session_id}: {error}")
     sys.exit(1 if refused else 0)

@@ -7,12 +7,12 @@ from service.cli.running import fail
 
 
 def given_text(argument: str) -> str:
-    """TEXT, or what standard input holds where it is "-"; ends the process where that is no text."""
-    if argument != "-":
-        if (position := bad_character(argument)) is not None:
-            fail(f"TEXT: not UTF-8 at character {position}", exit_code=2)
-        return argument
-    return "".join(input_lines())
+    """TEXT, or what standard input holds where it is "-"; ends the process where that is none."""
+    if argument == "-":
+        return "".join(input_lines()) or fail("TEXT: standard input is empty", exit_code=2)
+    if (position := bad_character(argument)) is not None:
+        fail(f"TEXT: not UTF-8 at character {position}", exit_code=2)
+    return argument or fail("TEXT: it is empty", exit_code=2)
 
 
 def input_lines() -> Iterator[str]:

@@ -32,6 +32,8 @@ def tokenize(
 def detokenize(target: str | None, model: str | None, ids: tuple[str, ...]) -> None:
     """Print the text that token IDS spell together ("-" reads them from stdin, between spaces)."""
     given = given_text("-").split() if ids == ("-",) else ids
+    if not given:
+        fail("IDS: standard input holds none", exit_code=2)
     token_ids, out = [_token_id(text) for text in given], output()
     with client_of(target) as client:
         write_text(client, model, token_ids, out)

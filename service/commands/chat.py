@@ -7,23 +7,25 @@ from rich.console import Console
 import pagecast
 from service.commands.conversation import SESSION_GONE, Conversation
 from service.commands.interrupts import cancel_on_interrupt
-from service.commands.replies import stream, timing_line
-from service.commands.sessions import details
-from service.terminal import LineDiscarded, Output, read_line, visible
+from service.commands.replies import PLANS, stream, tell_limit, timing_line
+from service.commands.sessions import details, plan_name
+from service.terminal import LineDiscarded, Output, read_line, tell, visible
 
 PROMPT = "> "
-PLANS = {"once": pagecast.PLAN_ONCE, "replan": pagecast.REPLAN}
 # A worker that is restarted loads its model first.
 REOPEN_TIMEOUT_S = 60.0
 HELP = """\
-/plan once|replan   how the decode step gets its plan, from the next token on
+/plan once|replan   how the decode step gets its plan, from the next token on; alone: how it does now
 /info               the session's numbers
 /new                a new session, with an empty history
 /help               this
-/quit               end (so do Ctrl-D, and Ctrl-C at an empty prompt)
+/quit               end (so do Ctrl-D, and Ctrl-C twice at an empty prompt)
 Ctrl-C during a reply cuts it short; what was shown stays in the history.
 A message that begins with / is sent if it begins with //.
 """
+_USAGES = {"/plan": "/plan once|replan"} | {
+    name: name for name in ("/info", "/new", "/help", "/quit", "/exit")
+}
 
 
 def chat_terminal(conversation: Conversation, out: Output, console: Console, *, show_timing: bool) -> None:
@@ -38,11 +40,11 @@ def chat_terminal(conversation: Conversation, out: Output, console: Console, *, 
         show_timing: Whether to tell each reply's times.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C at an empty prompt.
+        KeyboardInterrupt: Ctrl-C twice in a row at an empty prompt.
         OutputError: `out` cannot be written to.
         pagecast.Unavailable: The server is gone, or no worker came back in time.
     """
-    _tell(console, "/help lists the commands")
+    tell(console, "/help lists the commands")
     while (line := _line(console)) is not None:
         text = line.strip()
         if text in {"/quit", "/exit"}:
@@ -56,16 +58,17 @@ def chat_terminal(conversation: Conversation, out: Output, console: Console, *, 
                 message = text.removeprefix("/") if text.startswith("//") else line
                 _reply(conversation, message, out, console, show_timing=show_timing)
         except SESSION_GONE as error:
-            _tell(console, f"the session is gone ({error}): a new one begins, with an empty history")
+            tell(console, f"the session is gone ({error}): a new one begins, with an empty history")
             _reopen(conversation, console)
         except pagecast.Unavailable:
             raise
         except pagecast.PagecastError as error:
-            console.out(f"error: {visible(str(error))}", highlight=False)
+            _tell_error(console, error)
 
 
 def _line(console: Console) -> str | None:
-    """The next line; None at the input's end. Raises KeyboardInterrupt where that comes on an empty one."""
+    """The next line; None at the input's end. Raises KeyboardInterrupt at the second Ctrl-C on none."""
+    is_warned = False
     while True:
         try:
             line = read_line(PROMPT)
@@ -74,11 +77,16 @@ def _line(console: Console) -> str | None:
             return None
         except LineDiscarded:
             console.out()
+            is_warned = False
         except KeyboardInterrupt:
             console.out()
-            raise
+            if is_warned:
+                raise
+            is_warned = True
+            tell(console, "Ctrl-C again, Ctrl-D or /quit ends")
         except UnicodeError:
             console.out("error: TEXT: not UTF-8")
+            is_warned = False
         else:
             return line
 
@@ -87,30 +95,71 @@ def _reply(
     conversation: Conversation, text: str, out: Output, console: Console, *, show_timing: bool
 ) -> None:
     with conversation.turn(text) as generation, cancel_on_interrupt(conversation.session, generation):
-        stream(generation, out, console)
+        try:
+            stream(generation, out, console)
+        except (*SESSION_GONE, pagecast.Unavailable):
+            raise
+        except pagecast.PagecastError as error:
+            # Within the block, so that a press more while the server is asked does not end the program.
+            _tell_failed(conversation, generation, error, console)
+            return
     result = generation.result
     if result.finish_reason is pagecast.FinishReason.CANCELLED:
-        _tell(console, "cut short; what was shown stays in the history")
+        tell(console, "cut short; what was shown stays in the history")
     elif result.finish_reason is pagecast.FinishReason.CONTEXT_FULL:
-        _tell(console, "the context is full; /new begins a new session")
+        tell(console, "the context is full; /new begins a new session")
+    else:
+        tell_limit(result, console)
     if show_timing:
-        _tell(console, timing_line(result))
+        tell(console, timing_line(result))
+
+
+def _tell_failed(
+    conversation: Conversation,
+    generation: pagecast.Generation,
+    error: pagecast.PagecastError,
+    console: Console,
+) -> None:
+    """Say why a reply has no end of its own, and what of its turn is in the history."""
+    is_cut = isinstance(error, pagecast.Cancelled)
+    if not is_cut:  # who pressed Ctrl-C knows
+        _tell_error(console, error)
+    if isinstance(error, pagecast.PromptTooLong):
+        if conversation.has_history:
+            tell(console, "the context has no room for it; /new begins a new session")
+    elif generation.generation_id is not None or is_cut or isinstance(error, pagecast.DeadlineExceeded):
+        match conversation.stays(error):
+            # Not "shown": the server may have been a few tokens ahead when it heard of the end.
+            case True:
+                tell(console, "cut short; what came by then stays in the history")
+            case False:
+                tell(console, "nothing of this turn is in the history")
+            case None:
+                tell(console, "it is not known what of this turn stays in the history")
+
+
+def _tell_error(console: Console, error: pagecast.PagecastError) -> None:
+    console.out(f"error: {visible(str(error))}", highlight=False)
 
 
 def _command(text: str, conversation: Conversation, out: Output, console: Console) -> None:
     name, *arguments = text.split()
-    if name == "/plan" and len(arguments) == 1 and arguments[0].lower() in PLANS:
+    if name == "/plan" and not arguments:
+        tell(console, f"plan: {plan_name(conversation.session.get())}")
+    elif name == "/plan" and len(arguments) == 1 and arguments[0].lower() in PLANS:
         conversation.use_plan(PLANS[arguments[0].lower()])
-        _tell(console, f"plan: {arguments[0].lower()}")
+        tell(console, f"plan: {arguments[0].lower()}")
     elif name == "/info" and not arguments:
         out.write(details(conversation.session.get()))
     elif name == "/new" and not arguments:
         conversation.restart()
-        _tell(console, f"session {conversation.session.session_id}")
+        tell(console, f"session {conversation.session.session_id}")
     elif name == "/help" and not arguments:
         out.write(HELP)
+    elif name in _USAGES:
+        console.out(f"usage: {_USAGES[name]}", highlight=False)
     else:
-        console.out(f"error: no command {visible(text)!r}; /help lists them", highlight=False)
+        console.out(f"error: no command {visible(name)!r}; /help lists them", highlight=False)
 
 
 def _reopen(conversation: Conversation, console: Console) -> None:
@@ -124,12 +173,8 @@ def _reopen(conversation: Conversation, console: Console) -> None:
             if time.monotonic() > deadline_s:
                 raise
             if not waited:
-                _tell(console, "waiting for a worker")
+                tell(console, "waiting for a worker")
             waited = True
             time.sleep(0.5)
         else:
             return
-
-
-def _tell(console: Console, text: str) -> None:
-    console.print(visible(text), style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -1,13 +1,15 @@
 """A conversation: one session at a time, turn by turn; and one without a terminal, a line a turn."""
 
 import contextlib
+import time
 from collections.abc import Iterable
 from typing import Self
 
 from rich.console import Console
 
 import pagecast
-from service.commands.replies import Choices, open_session, stream, timing_line
+from pagecast.v1 import session_pb2
+from service.commands.replies import Choices, open_session, stream, tell_limit, timing_line
 from service.terminal import Output, Waiting
 
 # What tells that the session is no more, whatever is tried on it.
@@ -18,6 +20,10 @@ SESSION_GONE = (
     pagecast.SessionNotFound,
     pagecast.WorkerLost,
 )
+# What ends a call on this side, while the server still has to hear of it.
+_ENDED_HERE = (pagecast.Cancelled, pagecast.DeadlineExceeded, pagecast.BrokenStream)
+_SETTLE_S = 2.0
+_POLL_S = 0.05
 
 
 class Conversation:
@@ -41,20 +47,43 @@ class Conversation:
         self._choices = choices
         self._system = system
         self._console = console
-        self._turns = 0  # sent in this session
         self.plan = choices.plan
         # By name from now on: while a lost worker is away, nobody says which models there are.
         self._model, self.session = open_session(client, choices, console)
+        self._before = session_pb2.Session()  # as it was before the last turn
 
     def turn(self, text: str) -> pagecast.Generation:
         """Send a user message; a reply that is cut short stays in the history as far as it got."""
         content: pagecast.TurnInput = text
+        self._before = self.session.get()
         # A turn that failed may have left nothing, and the system message not either.
-        if self._system is not None and (not self._turns or not self.session.get().num_tokens):
+        if self._system is not None and not self._before.num_tokens:
             content = [pagecast.Message("system", self._system), pagecast.Message("user", text)]
-        self._turns += 1
         options = self._choices.options | {"keep_partial": True}
         return self.session.generate(content, timeout_s=self._choices.timeout_s, **options)
+
+    @property
+    def has_history(self) -> bool:
+        """Whether anything was there before the last turn."""
+        return self._before.num_tokens > 0
+
+    def stays(self, error: pagecast.PagecastError) -> bool | None:
+        """Whether the last turn, whose reading raised `error`, is in the history as far as it got.
+
+        Where the call was ended on this side, the server is given a moment to end the turn.
+
+        Returns:
+            None: it cannot be told.
+        """
+        until_s = time.monotonic() + (_SETTLE_S if isinstance(error, _ENDED_HERE) else 0.0)
+        with contextlib.suppress(pagecast.PagecastError):
+            while (now := self.session.get(timeout_s=_SETTLE_S)).revision == self._before.revision:
+                if time.monotonic() > until_s:
+                    # Tokens that are not committed are those of a turn that still runs.
+                    return None if now.num_tokens > self._before.num_tokens else False
+                time.sleep(_POLL_S)
+            return True
+        return None
 
     def use_plan(self, plan: pagecast.PagedDecodePlan) -> None:
         """Change how the decode step gets its plan, here and in sessions to come."""
@@ -70,7 +99,6 @@ class Conversation:
         old = self.session
         with Waiting(self._console, "waiting for the server"):
             self.session = self._client.open_session(self._model, plan=self.plan)
-        self._turns = 0
         with contextlib.suppress(pagecast.PagecastError):  # it may be gone
             old.close()
 
@@ -104,5 +132,6 @@ def chat_lines(
             continue
         with conversation.turn(line) as generation:
             stream(generation, out, console)
+        tell_limit(generation.result, console)
         if show_timing:
             console.out(timing_line(generation.result), highlight=False)

@@ -10,7 +10,14 @@ from rich.console import Console
 import pagecast
 from service.commands.models import model_name, not_served
 from service.commands.records import json_line, record
-from service.terminal import Output, Waiting
+from service.terminal import Output, Waiting, tell
+
+PLANS = {"once": pagecast.PLAN_ONCE, "replan": pagecast.REPLAN}
+_LIMITS = {
+    pagecast.FinishReason.MAX_TOKENS: "ended at --max-tokens",
+    pagecast.FinishReason.TIME_LIMIT: "ended at --time-limit",
+    pagecast.FinishReason.CONTEXT_FULL: "ended where the context is full",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ def generate(
         text: What the turn takes in.
         choices: How to run it.
         out: Takes the text as it arrives, or with `as_json` one line of JSON at the end.
-        console: Shows what is being waited for, where it is a terminal.
+        console: Shows what is being waited for, and that a limit ended it, where it is a terminal.
         as_json: See `out`.
 
     Raises:
@@ -55,6 +62,14 @@ def generate(
         stream(generation, None if as_json else out, console)
     if as_json:
         out.write(result_line(session.session_id, generation.result))
+    else:
+        tell_limit(generation.result, console)
+
+
+def tell_limit(result: pagecast.Result, console: Console) -> None:
+    """Say at a terminal that a limit ended a reply, which may stop in the middle of a sentence."""
+    if console.is_terminal and (limit := _LIMITS.get(result.finish_reason)):
+        tell(console, limit)
 
 
 def open_session(
@@ -111,7 +126,7 @@ def result_line(session_id: str, result: pagecast.Result) -> str:
 
 
 def timing_line(result: pagecast.Result) -> str:
-    """A reply's times and tokens for people."""
+    """A reply's times, tokens and end for people."""
     usage, itl_ms = result.usage, _itl_ms(result)
     parts = [
         "TTFT -" if result.ttft_ms is None else f"TTFT {result.ttft_ms:.0f} ms",
@@ -122,6 +137,7 @@ def timing_line(result: pagecast.Result) -> str:
     ]
     if usage.reprefilled_tokens:
         parts.append(f"{usage.reprefilled_tokens} computed again")
+    parts.append(result.finish_reason.name)
     return ", ".join(parts)
 
 

@@ -1,9 +1,10 @@
 """Sessions that are open on a server: listed, looked at, closed."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
+import orjson
 from google.protobuf.timestamp_pb2 import Timestamp
 
 import pagecast
@@ -47,24 +48,24 @@ def get_session(client: pagecast.Client, session_id: str, out: Output, *, as_jso
 
 def close_sessions(
     client: pagecast.Client, session_ids: Iterable[str], out: Output
-) -> Sequence[pagecast.PagecastError]:
+) -> Mapping[str, pagecast.PagecastError]:
     """Close sessions and write the ids of those that are closed now, one a line.
 
     Returns:
-        What the others were refused with.
+        What the others were refused with, by id.
 
     Raises:
         OutputError: `out` cannot be written to.
         pagecast.Unavailable: No server answers.
     """
-    refused = []
+    refused = {}
     for session_id in session_ids:
         try:
             client.session(session_id).close()
         except pagecast.PagecastError as error:
             if error.reason == "UNAVAILABLE":  # the others would fare the same
                 raise
-            refused.append(error)
+            refused[session_id] = error
         else:
             out.write(f"{visible(session_id)}\n")
     return refused
@@ -77,7 +78,7 @@ def details(session: session_pb2.Session) -> str:
         "session": session.session_id,
         "model": session.model,
         "state": _state(session),
-        "plan": _plan(session),
+        "plan": plan_name(session),
         "steps": f"{plans.builds} built, {plans.reuses} reused, {plans.replans} replanned",
         "revision": str(session.revision),
         "tokens": f"{session.num_tokens} of {session.max_context_tokens}",
@@ -95,7 +96,7 @@ def _row(session: session_pb2.Session, now_s: float) -> Sequence[str]:
         session.session_id,
         session.model,
         _state(session),
-        _plan(session),
+        plan_name(session),
         f"{session.num_tokens}/{session.max_context_tokens}",
         _idle(session.last_active_time, now_s),
         _labels(session),
@@ -106,14 +107,20 @@ def _state(session: session_pb2.Session) -> str:
     return enum_name(session_pb2.SessionState.DESCRIPTOR, session.state)
 
 
-def _plan(session: session_pb2.Session) -> str:
-    # As the flags call it.
+def plan_name(session: session_pb2.Session) -> str:
+    """How the session's decode step gets its plan, as the flags call it."""
     name = enum_name(session_pb2.PagedDecodePlan.DESCRIPTOR, session.decode_plan)
     return name.removeprefix("PLAN_").lower()
 
 
 def _labels(session: session_pb2.Session) -> str:
-    return " ".join(f"{key}={value}" for key, value in sorted(session.labels.items()))
+    return " ".join(f"{_quoted(key)}={_quoted(value)}" for key, value in sorted(session.labels.items()))
+
+
+def _quoted(text: str) -> str:
+    """In JSON's quotes where it would otherwise not be seen where it begins and ends."""
+    plain = text and not any(char.isspace() or char in '"=' for char in text)
+    return text if plain else orjson.dumps(text).decode()
 
 
 def _idle(since: Timestamp, now_s: float) -> str:

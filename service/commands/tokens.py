@@ -22,6 +22,8 @@ def tokenize(
 ) -> None:
     """Write the ids of a text, each on a line with the text that it spells by itself, in JSON's quotes.
 
+    A control token spells none: it is told as `(control)`, in JSON as null.
+
     Args:
         client: Whose tokenizer.
         spec: The model, as `Choices.model`.
@@ -44,12 +46,15 @@ def tokenize(
     if ids_only:
         out.write(json_line({"token_ids": ids}) if as_json else " ".join(map(str, ids)) + "\n")
         return
-    spelt = {token_id: client.detokenize(name, [token_id]) for token_id in dict.fromkeys(ids)}
+    spelt = {token_id: client.detokenize(name, [token_id]) or None for token_id in dict.fromkeys(ids)}
     if as_json:
         out.write(json_line({"token_ids": ids, "pieces": [spelt[token_id] for token_id in ids]}))
         return
     # JSON's quotes escape control characters and show spaces at the ends.
-    out.write("".join(f"{token_id}\t{orjson.dumps(spelt[token_id]).decode()}\n" for token_id in ids))
+    pieces = {
+        token_id: orjson.dumps(text).decode() if text else "(control)" for token_id, text in spelt.items()
+    }
+    out.write("".join(f"{token_id}\t{pieces[token_id]}\n" for token_id in ids))
 
 
 def detokenize(client: pagecast.Client, spec: str | None, token_ids: Sequence[int], out: Output) -> None:

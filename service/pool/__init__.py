@@ -2,6 +2,7 @@
 
     supervisor   the process that starts workers and starts them anew
     link         talks to one worker process; mailbox holds what a stream has not taken
+    prober       finds out that a worker hangs
 
 Knows processes, addresses and the worker protocol; does not know sessions or who calls.
 """

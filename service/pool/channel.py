@@ -47,9 +47,11 @@ def open_channel(address: str) -> grpc.aio.Channel:
 
 # Quoted types: in the stubs of grpc only.
 async def probe(
-    stub: "worker_pb2_grpc.WorkerServiceAsyncStub", metadata: Metadata, timeout_s: float = PROBE_TIMEOUT_S
+    stub: "worker_pb2_grpc.WorkerServiceAsyncStub",
+    metadata: Metadata,
+    timeout_s: float | None = PROBE_TIMEOUT_S,
 ) -> worker_pb2.GetWorkerInfoResponse:
-    """Ask a worker how it is. Raises grpc.aio.AioRpcError, also when `timeout_s` passes."""
+    """Ask a worker how it is. Raises grpc.aio.AioRpcError, also when `timeout_s` passes, if there is one."""
     return await stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=timeout_s, metadata=metadata)
 
 

@@ -25,10 +25,10 @@ from service.pool.channel import (
     wait_until_serving,
 )
 from service.pool.mailbox import Mailbox
+from service.pool.prober import hang
 from service.pool.steps import StepReader, worker_lost
 
 CALL_TIMEOUT_S = 30.0
-PROBE_INTERVAL_S = 1.0
 # How long a worker whose reports stopped may take to answer before it counts as lost.
 RECONNECT_S = 3.0
 # How long a call whose connection broke waits to know whether the worker is lost.
@@ -163,8 +163,10 @@ class WorkerLink:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise PagecastError(Reason.NO_WORKER, "the worker did not answer in time") from error
             if error.code() in _BROKEN:
+                # Not wait_for: Python 3.11's forgets a cancellation that comes with what it waits for.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.lost.wait(), FATE_S)
+                    async with asyncio.timeout(FATE_S):
+                        await self.lost.wait()
                 raise worker_lost() from error
             raise
         refusal = _refusal(response)
@@ -253,26 +255,14 @@ class WorkerLink:
         return False
 
     async def _probe_on(self) -> None:
-        """Ask the worker again and again how it is; lose it when it hangs.
-
-        Two probes in a row have to fail, each within half of the time: after a pause of this very process
-        (it was stopped, the machine slept) the first one's time is over before its answer is read.
-        """
-        num_unanswered = 0
-        while not self.lost.is_set():
-            await asyncio.sleep(PROBE_INTERVAL_S)
-            try:
-                info = await probe(self.stub, self._metadata, self._worker_timeout_s / 2)
-            except grpc.aio.AioRpcError as error:
-                # Any other error comes from a worker that runs, or breaks the reader's stream as well.
-                is_silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                num_unanswered = num_unanswered + 1 if is_silent else 0
-                if num_unanswered == 2:
-                    self._hang(f"it did not answer for {self._worker_timeout_s:g} s")
-            else:
-                num_unanswered = 0
-                if info.running_step_ns > self._step_timeout_s * 1e9:
-                    self._hang(f"a step takes more than {self._step_timeout_s:g} s")
+        self._hang(
+            await hang(
+                self.stub,
+                self._metadata,
+                worker_timeout_s=self._worker_timeout_s,
+                step_timeout_s=self._step_timeout_s,
+            )
+        )
 
     def _hang(self, why: str) -> None:
         if not self.lost.is_set():

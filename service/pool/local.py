@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -49,6 +50,10 @@ class LocalPool:
         self._log = log
         self._present: list[Incarnation | None] = [None] * size
         self._news: list[asyncio.Queue[Incarnation]] = [asyncio.Queue() for _ in range(size)]
+        # Whether somebody waits for the next process of a place, and the end that is told then: one that
+        # ends the gateway's start restarts nothing.
+        self._is_awaited = [False] * size
+        self._untold: list[dict[str, Any] | None] = [None] * size
 
     @classmethod
     def start(cls, settings: ServeSettings, log: FilteringBoundLogger) -> "LocalPool":
@@ -69,6 +74,8 @@ class LocalPool:
                 "token": token,
                 "folder": str(folder),
             }
+            # Before there is a supervisor: one whose gateway ends meanwhile knows the folder to remove.
+            ours.sendall(json.dumps(first).encode() + b"\n")
             process = subprocess.Popen(
                 # By its path and isolated: nothing of this package is imported there.
                 [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())],
@@ -77,7 +84,6 @@ class LocalPool:
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
             )
-            ours.sendall(json.dumps(first).encode() + b"\n")
         except OSError as error:
             ours.close()
             shutil.rmtree(folder, ignore_errors=True)
@@ -108,7 +114,12 @@ class LocalPool:
 
     async def next(self, index: int) -> Incarnation:
         """Wait for the next process in a place; one that could not be started has `error`."""
-        return await self._news[index].get()
+        self._is_awaited[index] = True
+        self._tell_restart(index)
+        try:
+            return await self._news[index].get()
+        finally:
+            self._is_awaited[index] = False
 
     def kill(self, index: int, incarnation: Incarnation) -> None:
         """Send SIGKILL to a process, unless it has ended."""
@@ -116,19 +127,17 @@ class LocalPool:
             self._order({"kill": index, "pid": incarnation.pid})
 
     async def watch(self) -> None:
-        """Take in what the supervisor tells, and return when it is gone."""
+        """Take in what the supervisor tells; return when it is gone, and the workers with it."""
         loop = asyncio.get_running_loop()
         received = b""
-        while True:
-            try:
-                more = await loop.sock_recv(self._orders, 65_536)
-            except OSError:
-                return
-            if not more:
-                return
-            *lines, received = (received + more).split(b"\n")
-            for line in lines:
-                self._take(json.loads(line))
+        with contextlib.suppress(OSError):
+            while more := await loop.sock_recv(self._orders, 65_536):
+                *lines, received = (received + more).split(b"\n")
+                for line in lines:
+                    self._take(json.loads(line))
+        # Nobody tells their ends any more, and nobody need: the kernel killed those that were left.
+        for index in range(self.size):
+            self._end(index, -signal.SIGKILL)
 
     def stop(self, grace_s: float) -> None:
         """End workers and supervisor, by force after `grace_s`; remove the folder. Idempotent.
@@ -152,31 +161,29 @@ class LocalPool:
         index: int = event["index"]
         match event["event"]:
             case "started":
+                self._tell_restart(index)
                 started = Incarnation(event["address"], event["pid"])
                 self._present[index] = started
                 self._news[index].put_nowait(started)
                 self._log.info("worker_started", index=index, pid=started.pid)
             case "ended":
                 self._end(index, event["exit_code"])
-                self._log.warning(
-                    "worker_restarting",
-                    index=index,
-                    pid=event["pid"],
-                    exit_code=event["exit_code"],
-                    restart_in_s=event["restart_in_s"],
-                )
+                self._untold[index] = {name: event[name] for name in ("pid", "exit_code", "restart_in_s")}
+                if self._is_awaited[index]:
+                    self._tell_restart(index)
             case "unstartable":
+                self._tell_restart(index)
                 self._news[index].put_nowait(Incarnation("", error=event["error"]))
-                self._log.error(
-                    "worker_restarting",
-                    index=index,
-                    error=event["error"],
-                    restart_in_s=event["restart_in_s"],
-                )
+                self._untold[index] = {name: event[name] for name in ("error", "restart_in_s")}
+
+    def _tell_restart(self, index: int) -> None:
+        fields, self._untold[index] = self._untold[index], None
+        if fields is not None:
+            self._log.warning("worker_restarting", index=index, **fields)
 
     def _end(self, index: int, exit_code: int) -> None:
         ended = self._present[index]
-        if ended is not None:
+        if ended is not None and ended.exit_code is None:
             ended.exit_code = exit_code
 
 

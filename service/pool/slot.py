@@ -5,7 +5,7 @@ Knows when a worker is lost and what follows; does not know sessions or who uses
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 
 from structlog.typing import FilteringBoundLogger
@@ -16,9 +16,14 @@ from service.pool import Incarnation, Pool
 from service.pool.channel import WrongVersion
 from service.pool.link import WorkerLink
 
-# Exit codes of a worker that starting it again does not change: flags, model file, numerics, packages,
-# memory.
-PERMANENT_EXIT_CODES = frozenset({2, 3, 5, 6, 7})
+# Exit codes of a worker that starting it again does not change, and what each of them means.
+PERMANENT_EXITS: Mapping[int, str] = {
+    2: "its flags are wrong",
+    3: "it cannot use the model file",
+    5: "its kernels are not row-invariant on this machine",
+    6: "it lacks packages",
+    7: "its KV pool does not fit in memory",
+}
 MAX_START_ATTEMPTS = 5
 # Before a worker that somebody else runs is asked again which version it is.
 VERSION_RETRY_S = 5.0
@@ -61,9 +66,11 @@ class Slot:
             try:
                 self.link = await self._connect(incarnation, max(0.0, deadline_s - loop.time()))
                 break
-            except StartError:
+            except StartError as error:
                 code = incarnation.exit_code
-                if code is None or code in PERMANENT_EXIT_CODES or attempt == MAX_START_ATTEMPTS:
+                if code is not None and code in PERMANENT_EXITS:
+                    raise StartError(f"{error}: {PERMANENT_EXITS[code]}") from error
+                if code is None or attempt == MAX_START_ATTEMPTS:
                     raise
         assert self.link is not None  # noqa: S101  the last attempt raises
         return self.link

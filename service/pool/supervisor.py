@@ -77,10 +77,18 @@ class Supervisor:
         num_workers: Places.
         token: First line of every lifeline.
         folder: Where the sockets are; removed at the end.
+        received: Of the orders, what was read already.
     """
 
     def __init__(
-        self, gateway: socket.socket, *, command: Sequence[str], num_workers: int, token: str, folder: Path
+        self,
+        gateway: socket.socket,
+        *,
+        command: Sequence[str],
+        num_workers: int,
+        token: str,
+        folder: Path,
+        received: bytes = b"",
     ) -> None:
         self._gateway = gateway
         self._command = list(command)
@@ -88,7 +96,7 @@ class Supervisor:
         self._folder = folder
         self._workers = [_Worker(index) for index in range(num_workers)]
         self._kill_at_s: float | None = None
-        self._received = b""
+        self._received = received
         self._guard = _death_guard()
 
     def run(self, wake_fd: int) -> None:
@@ -97,6 +105,7 @@ class Supervisor:
             selector.register(self._gateway, selectors.EVENT_READ)
             selector.register(wake_fd, selectors.EVENT_READ)
             try:
+                self._obey()
                 while True:
                     self._take_ended()
                     self._kill_overdue()
@@ -148,14 +157,8 @@ class Supervisor:
             )
         except OSError as error:
             restart_in_s = self._leave(worker)
-            self._tell(
-                {
-                    "event": "unstartable",
-                    "index": worker.index,
-                    "error": str(error),
-                    "restart_in_s": restart_in_s,
-                }
-            )
+            failed = {"event": "unstartable", "index": worker.index, "error": str(error)}
+            self._tell({**failed, "restart_in_s": restart_in_s})
         else:
             pid = worker.process.pid
             self._tell({"event": "started", "index": worker.index, "pid": pid, "address": address})
@@ -168,15 +171,8 @@ class Supervisor:
             if process is None or process.poll() is None:
                 continue
             restart_in_s = self._leave(worker)
-            self._tell(
-                {
-                    "event": "ended",
-                    "index": worker.index,
-                    "pid": process.pid,
-                    "exit_code": process.returncode,
-                    "restart_in_s": restart_in_s,
-                }
-            )
+            ended = {"event": "ended", "index": worker.index, "pid": process.pid}
+            self._tell({**ended, "exit_code": process.returncode, "restart_in_s": restart_in_s})
 
     def _leave(self, worker: _Worker) -> float:
         """Clear a place and say when it is taken again. Returns the wait in seconds."""
@@ -197,14 +193,18 @@ class Supervisor:
             received = self._gateway.recv(65_536)
         except OSError:
             return False
-        *lines, self._received = (self._received + received).split(b"\n")
+        self._received += received
+        self._obey()
+        return bool(received)
+
+    def _obey(self) -> None:
+        *lines, self._received = self._received.split(b"\n")
         for line in lines:
             order: dict[str, Any] = json.loads(line)
             if "stop" in order:
                 self._stop(order["stop"])
             else:
                 self._kill(order["kill"], order["pid"])
-        return bool(received)
 
     def _kill(self, index: int, pid: int) -> None:
         process = self._workers[index].process
@@ -247,16 +247,16 @@ def _death_guard() -> Callable[[], None]:
     return guard
 
 
-def _read_first(gateway: socket.socket) -> dict[str, Any]:
-    """Return the gateway's first line; it sends nothing else before the first event."""
+def _read_first(gateway: socket.socket) -> tuple[dict[str, Any], bytes]:
+    """Return the gateway's first line, and what came with it of the orders that follow."""
     received = b""
-    while not received.endswith(b"\n"):
+    while b"\n" not in received:
         more = gateway.recv(65_536)
         if not more:
             raise SystemExit(1)
         received += more
-    first: dict[str, Any] = json.loads(received)
-    return first
+    line, _, rest = received.partition(b"\n")
+    return json.loads(line), rest
 
 
 def main(fd: int) -> None:
@@ -270,13 +270,14 @@ def main(fd: int) -> None:
     signal.set_wakeup_fd(signal_fd, warn_on_full_buffer=False)
     with socket.socket(fileno=fd) as gateway:
         gateway.set_inheritable(False)
-        first = _read_first(gateway)
+        first, rest = _read_first(gateway)
         supervisor = Supervisor(
             gateway,
             command=first["command"],
             num_workers=first["workers"],
             token=first["token"],
             folder=Path(first["folder"]),
+            received=rest,
         )
         supervisor.run(wake_fd)
 

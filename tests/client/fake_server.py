@@ -61,9 +61,13 @@ class FakeServer(
         self.script: list[generation.GenerateResponse] | None = None
         self.sampling = session.SamplingParams(temperature=0.0, seed=7)
         self.hold_after: int | None = None  # tokens, then wait for a cancel from either side
-        self.fail_after: int | None = None  # tokens, then WORKER_LOST, and the session is FAILED
+        self.fail_after: int | None = None  # tokens, then `failure`, and a lost worker's session is FAILED
+        self.failure = Refusal(grpc.StatusCode.UNAVAILABLE, "WORKER_LOST")
+        self.end_reason: int | None = None  # of turns that end by themselves
         self.ignores_cancels = False
+        self.rolls_back = False  # a turn that is left, whatever its cancel policy
         self.default_page_size = 100
+        self.control_ids: set[int] = set()  # that spell nothing
         self.first_token_delay_s = 0.0
         self.ended = threading.Event()  # the last Generate has left its handler
         self.log: dict[str, list[int]] = {}
@@ -148,7 +152,8 @@ class FakeServer(
     def Detokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._note("Detokenize", request, context)
         self._check_model(request.model, context)
-        return model.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+        spelt = [token_id for token_id in request.token_ids if token_id not in self.control_ids]
+        return model.DetokenizeResponse(text="".join(map(chr, spelt)))
 
     def UpdateSession(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._note("UpdateSession", request, context)
@@ -206,6 +211,7 @@ class FakeServer(
         left.wait(self.first_token_delay_s)
         limit = request.stopping.max_tokens or 1000
         reason = generation.FINISH_REASON_MAX_TOKENS if limit < len(ids) else generation.FINISH_REASON_EOS
+        reason = reason if self.end_reason is None else self.end_reason
         finished = generation.GenerationFinished()
         reply = ids[:limit]
         for stop in request.stopping.stop_sequences:
@@ -220,9 +226,14 @@ class FakeServer(
                 while not (left.is_set() or cancelled.wait(0.01)):
                     pass
             if index == self.fail_after:
-                state.state = session.SESSION_STATE_FAILED
-                Refusal(grpc.StatusCode.UNAVAILABLE, "WORKER_LOST").abort(context)
+                if self.failure.reason == "WORKER_LOST":
+                    state.state = session.SESSION_STATE_FAILED
+                self.failure.abort(context)
             if left.is_set():
+                kept = request.cancel_policy == generation.CANCEL_POLICY_KEEP_PARTIAL and not self.rolls_back
+                if kept:
+                    log += ids + ids[: usage.output_tokens]
+                    state.revision, state.num_tokens = state.revision + 1, len(log)
                 return
             if cancelled.is_set():
                 reason = generation.FINISH_REASON_CANCELLED

@@ -1,12 +1,13 @@
 """The asyncio client against a real server over loopback."""
 
 import asyncio
+import uuid
 
 import pytest
 
 import pagecast
 from pagecast.v1 import session_pb2
-from pagecast.v1.generation_pb2 import GenerateRequest
+from pagecast.v1.generation_pb2 import CancelGenerationRequest, GenerateRequest
 from tests.client.fake_server import FakeServer
 
 
@@ -45,6 +46,44 @@ async def test_own_cancel_raises_cancelled_and_reaches_the_server(fake: FakeServ
         with pytest.raises(pagecast.Cancelled, match=r"^CANCELLED: the call was cancelled$"):
             await anext(generation)
         assert await asyncio.to_thread(fake.ended.wait, 5)
+
+
+async def test_what_came_stays_readable_when_the_turn_ends_in_an_exception(fake: FakeServer) -> None:
+    async with pagecast.AsyncClient(fake.target) as client:
+        session = await client.open_session("tiny")
+        fake.hold_after = 2
+        generation = session.generate("abc")
+        assert (generation.text, generation.token_ids) == ("", ())
+        await anext(generation)
+        assert (generation.text, generation.token_ids) == ("a", (97,))
+        await anext(generation)
+        task = asyncio.create_task(generation.wait())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (generation.text, generation.token_ids) == ("ab", (97, 98))
+        with pytest.raises(RuntimeError, match=r"^the generation was cancelled before it had been read"):
+            _ = generation.result
+        generation = session.generate("abc")
+        await anext(generation)
+        generation.cancel()
+        with pytest.raises(RuntimeError, match=r"^the generation was cancelled before it had been read"):
+            _ = generation.result
+        with pytest.raises(pagecast.Cancelled):
+            await generation.wait()
+        with pytest.raises(
+            RuntimeError, match=r"no result: it ended with CANCELLED: the call was cancelled$"
+        ):
+            _ = generation.result
+        assert generation.text.startswith("a")
+        fake.hold_after, fake.fail_after = None, 2
+        generation = session.generate("abc")
+        with pytest.raises(pagecast.WorkerLost):
+            await generation.wait()
+        assert (generation.text, generation.token_ids) == ("ab", (97, 98))
+        with pytest.raises(RuntimeError, match=r"no result: it ended with WORKER_LOST: refused by the test$"):
+            _ = generation.result
 
 
 async def test_a_cancelled_task_stays_cancelled_and_ends_the_call(fake: FakeServer) -> None:
@@ -159,6 +198,12 @@ async def test_append_sessions_and_tokens(fake: FakeServer) -> None:
         session = client.session(opened[0])
         assert (await session.append([2, 3], request_id="r")).num_tokens == 3
         assert (await session.update(priority=-4)).priority == -4
+        request_id = uuid.uuid4()
+        with pytest.raises(pagecast.GenerationNotFound):
+            await session.cancel("gen_9", request_id=request_id)
+        assert fake.last(CancelGenerationRequest).request_id == str(request_id)
+        await client.session(opened[2]).close(request_id=request_id)
+        assert fake.last(session_pb2.CloseSessionRequest).request_id == str(request_id)
         assert [found.session_id async for found in client.sessions(page_size=2)] == opened[::-1]
         assert await client.tokenize("tiny", "ab") == (97, 98)
         assert await client.detokenize("tiny", [97, 98]) == "ab"

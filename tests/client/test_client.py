@@ -86,6 +86,49 @@ def test_cancel_ends_the_call_at_once(fake: FakeServer) -> None:
         assert fake.ended.wait(5)
 
 
+def test_what_came_stays_readable_when_the_turn_ends_in_an_exception(fake: FakeServer) -> None:
+    with pagecast.Client(fake.target) as client:
+        session = client.open_session("tiny")
+        fake.hold_after = 2
+        generation = session.generate("abc")
+        assert (generation.text, generation.token_ids) == ("", ())
+        next(generation)
+        assert (generation.text, generation.token_ids) == ("a", (97,))
+        generation.cancel()
+        with pytest.raises(RuntimeError, match=r"^the generation was cancelled before it had been read"):
+            _ = generation.result
+        with pytest.raises(pagecast.Cancelled):
+            generation.wait()
+        with pytest.raises(
+            RuntimeError, match=r"no result: it ended with CANCELLED: the call was cancelled$"
+        ):
+            _ = generation.result
+        generation = session.generate("abc", timeout_s=0.3)
+        with pytest.raises(pagecast.DeadlineExceeded):
+            generation.wait()
+        assert (generation.text, generation.token_ids) == ("ab", (97, 98))
+        with pytest.raises(
+            RuntimeError, match=r"it ended with DEADLINE_EXCEEDED: the deadline of 0.3 s passed$"
+        ):
+            _ = generation.result
+        fake.hold_after = None
+        generation = session.generate("abc")
+        generation.wait()
+        generation.cancel()  # too late to change anything
+        assert (generation.result.text, generation.text) == ("abc", "abc")
+
+
+def test_close_and_cancel_carry_a_request_id(fake: FakeServer) -> None:
+    request_id = uuid.uuid4()
+    with pagecast.Client(fake.target) as client:
+        session = client.open_session("tiny")
+        with pytest.raises(pagecast.GenerationNotFound):
+            session.cancel("gen_9", request_id=request_id)
+        assert fake.last(generation_pb2.CancelGenerationRequest).request_id == str(request_id)
+        session.close(request_id=request_id)
+        assert fake.last(session_pb2.CloseSessionRequest).request_id == str(request_id)
+
+
 def test_leaving_a_generation_cancels_it(fake: FakeServer) -> None:
     fake.hold_after = 1
     with pagecast.Client(fake.target) as client:

@@ -89,6 +89,18 @@ def test_a_bare_status_is_its_own_reason(fake: FakeServer) -> None:
     assert (caught.value.reason, caught.value.field) == ("RESOURCE_EXHAUSTED", "")
 
 
+def test_metadata_holds_what_was_sent_alone(fake: FakeServer) -> None:
+    for refusal in (
+        Refusal(STATUS.ABORTED, "REVISION_MISMATCH", metadata={"revision": "4"}),
+        Refusal(STATUS.INVALID_ARGUMENT, "FIELD_INVALID", field="model", metadata={"revision": "4"}),
+        Refusal(STATUS.ABORTED, "REVISION_MISMATCH"),
+    ):
+        fake.refusals["ListModels"] = refusal
+        with pagecast.Client(fake.target) as client, pytest.raises(pagecast.PagecastError) as caught:
+            client.models()
+        assert dict(caught.value.metadata) == refusal.metadata
+
+
 def test_a_deadline_is_told_in_our_words_unless_the_server_has_better_ones(fake: FakeServer) -> None:
     fake.refusals["ListModels"] = Refusal(STATUS.DEADLINE_EXCEEDED, message="Stream removed")
     with pagecast.Client(fake.target, timeout_s=20) as client:

@@ -144,7 +144,15 @@ def test_stops() -> None:
     assert generate(stop=[], stop_token_ids=()) == generate()
 
 
-@pytest.mark.parametrize("build", [generate, open_session, update, append])
+def close(**options: Any) -> Any:
+    return _requests.close_session("ses_0", **options)
+
+
+def cancel(**options: Any) -> Any:
+    return _requests.cancel_generation("ses_0", "gen_0", **options)
+
+
+@pytest.mark.parametrize("build", [generate, open_session, update, append, close, cancel])
 def test_request_ids(build: Callable[..., Any]) -> None:
     given = uuid.uuid4()
     assert build(request_id=given) == build(request_id=str(given))
@@ -156,6 +164,26 @@ def test_request_ids(build: Callable[..., Any]) -> None:
             build(request_id=value)
     with pytest.raises(ValueError, match=r"^request_id: character 1"):
         build(request_id=SURROGATE)
+
+
+def test_a_misspelt_option_is_told_by_the_public_method_with_the_nearest(fake: FakeServer) -> None:
+    for name, nearest in [
+        ("max_token", "max_tokens"), ("temprature", "temperature"), ("timeout", "timeout_s"),
+        ("stops", "stop"), ("requestId", "request_id"),
+    ]:  # fmt: skip
+        message = rf"^generate\(\) got an unexpected option '{name}'; did you mean '{nearest}'\?$"
+        with pagecast.Client(fake.target) as client, pytest.raises(TypeError, match=message):
+            client.session("ses_0").generate("a", **{name: 1})  # type: ignore[misc]
+    for build, method, name, nearest in [
+        (open_session, "open_session", "label", "labels"),
+        (open_session, "open_session", "top-k", "top_k"),
+        (generate, "generate", "min_token", "min_tokens"),
+    ]:
+        with pytest.raises(TypeError, match=rf"^{method}\(\) .*'{name}'; did you mean '{nearest}'\?$"):
+            build(**{name: 1})
+    with pytest.raises(TypeError, match=r"^generate\(\) got an unexpected option 'zzz'$"):
+        generate(zzz=1)
+    assert fake.requests == []
 
 
 def test_detokenize_takes_ids_only() -> None:

@@ -7,12 +7,9 @@ import pytest
 
 import pagecast
 from tests.e2e.calls import Api
-from tests.e2e.rig import Rig, running_rig
+from tests.e2e.rig import BROKEN_ID, Rig, running_rig
 from tests.e2e.server import RunningServer, running_server
 from tests.tiny_model import CHATML, write_tiny_gguf
-
-# In the vocabulary of `broken`; as a control token it is in no text.
-BROKEN_ID = 1
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +39,7 @@ def rig_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("model") / "plain.gguf",
         seed=1,
         ends=False,
+        max_context_tokens=4096,
         padded_vocab=7,
         add_bos=True,
         chat_template="{{ bos_token }}" + CHATML,
@@ -59,12 +57,14 @@ def rig(rig_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ri
     tight, narrow = folder / "tight.gguf", folder / "narrow.gguf"
     for path in (tight, narrow):
         path.symlink_to(rig_path)
-    broken = write_tiny_gguf(folder / "broken.gguf", seed=1, ends=False, nan_token=BROKEN_ID)
+    broken = write_tiny_gguf(
+        folder / "broken.gguf", seed=1, ends=False, max_context_tokens=4096, nan_token=BROKEN_ID
+    )
     models = {
         rig_path: (),
         tight: ("--kv-blocks", "32"),
-        narrow: ("--kv-blocks", "128", "--max-step-tokens", "7", "--max-step-rows", "1"),
-        broken: ("--kv-blocks", "128"),
+        narrow: ("--kv-blocks", "256", "--max-step-tokens", "7", "--max-step-rows", "1"),
+        broken: ("--kv-blocks", "256"),
     }
     with running_rig(folder, models) as running:
         yield running

@@ -10,13 +10,11 @@ import grpc
 import pytest
 
 from pagecast.v1 import generation_pb2, session_pb2
-from tests.e2e.calls import Api, Refusal, Reply, refusal_of
+from tests.e2e.calls import ENDLESS, GO_ON, Api, Refusal, Stream, refusal_of
 from tests.e2e.processes import wait_until
 from tests.e2e.rig import Rig
 
 pytestmark = pytest.mark.e2e
-# So many tokens that a turn runs on until it is ended.
-ENDLESS = 900
 FIRST, NEXT = [3 + place for place in range(21)], [7, 8, 9]
 KEEP = generation_pb2.CANCEL_POLICY_KEEP_PARTIAL
 _CLIENT = """
@@ -33,15 +31,22 @@ for event in generation_pb2_grpc.GenerationServiceStub(grpc.insecure_channel(tar
 """
 
 
-def until_free(call: Callable[[], Reply]) -> Reply:
+def begun(api: Api, session_id: str) -> Stream:
+    """A turn whose first token is there."""
+    stream = api.stream(session_id, NEXT, max_tokens=12)
+    stream.read_tokens(1)
+    return stream
+
+
+def until_free(call: Callable[[], Stream]) -> Stream:
     """Try a turn again for as long as the session is busy."""
     deadline_s = time.monotonic() + 10.0
     while True:
         try:
             return call()
         except grpc.RpcError as error:
-            assert error.code() is grpc.StatusCode.ABORTED
-            assert time.monotonic() < deadline_s
+            if error.code() is not grpc.StatusCode.ABORTED or time.monotonic() > deadline_s:
+                raise
 
 
 def wait_for_length(api: Api, session_id: str, num_tokens: int) -> None:
@@ -55,10 +60,10 @@ def assert_nothing_else_runs(api: Api) -> None:
     assert [token.timing.batch_size for token in reply.tokens] == [1] * 5
 
 
-def undisturbed(api: Api) -> tuple[list[int], list[int]]:
+def undisturbed(api: Api) -> list[list[int]]:
     """What two turns say that nobody disturbs."""
     with api.session() as session_id:
-        return tuple(api.turn(session_id, given, max_tokens=12).ids for given in (FIRST, NEXT))
+        return [api.turn(session_id, given, max_tokens=12).ids for given in (FIRST, NEXT)]
 
 
 def test_s01_a_session_answers_within_a_second_after_its_client_was_killed(rig: Rig, api: Api) -> None:
@@ -72,8 +77,9 @@ def test_s01_a_session_answers_within_a_second_after_its_client_was_killed(rig: 
             assert refusal_of(lambda: api.turn(session_id, NEXT)).reason == "SESSION_BUSY"
             child.kill()
             killed_s = time.monotonic()
-            reply = until_free(lambda: api.turn(session_id, NEXT, max_tokens=12))
+            stream = until_free(lambda: begun(api, session_id))
             assert time.monotonic() - killed_s < 1.0
+        reply = stream.reply()
         assert reply.ids == following
         assert reply.finished.revision == 2
 
@@ -81,7 +87,7 @@ def test_s01_a_session_answers_within_a_second_after_its_client_was_killed(rig: 
 def test_s02_a_running_turn_stops_at_its_deadline(rig: Rig, api: Api) -> None:
     num_free = rig.workers["plain"].num_free
     with api.session() as session_id:
-        stream = api.stream(session_id, FIRST, max_tokens=ENDLESS, timeout_s=0.4)
+        stream = api.stream(session_id, FIRST, max_tokens=ENDLESS, timeout_s=0.8)
         assert refusal_of(stream.reply).status is grpc.StatusCode.DEADLINE_EXCEEDED
         wait_for_length(api, session_id, 0)
         assert_nothing_else_runs(api)
@@ -97,7 +103,7 @@ def test_s02_a_queued_turn_never_runs_after_its_deadline(rig: Rig) -> None:
     with api.session() as running, api.session() as session_id:
         stream = api.stream(running, FIRST, max_tokens=ENDLESS)
         stream.read_tokens(1)
-        late = api.stream(session_id, FIRST, max_tokens=4, timeout_s=0.3)
+        late = api.stream(session_id, FIRST, max_tokens=4, timeout_s=1.0)
         wait_for_length(api, session_id, len(FIRST))
         assert refusal_of(late.reply).status is grpc.StatusCode.DEADLINE_EXCEEDED
         wait_for_length(api, session_id, 0)
@@ -127,8 +133,10 @@ def test_s03_an_aborted_turn_changes_nothing_of_a_long_session(rig: Rig, api: Ap
         for num_read in (0, 1, 20):
             stream = api.stream(session_id, NEXT * 20, max_tokens=ENDLESS)
             if num_read:
+                stream.read_tokens(num_read)
                 running_out(api, stream, session_id)
             else:
+                wait_until(lambda: api.get(session_id).num_tokens > before.num_tokens, 10.0)
                 stream.call.cancel()
                 wait_for_length(api, session_id, before.num_tokens)
             after = api.get(session_id)
@@ -153,7 +161,7 @@ def test_s04_idle_sessions_give_up_their_kv_and_an_overlapping_turn_has_no_effec
     views = [api.get(name) for name in sessions]
     assert views[0].kv_residency == session_pb2.KV_RESIDENCY_DROPPED
     assert sum(view.num_kv_blocks for view in views) <= 32
-    stream = api.stream(sessions[0], NEXT, max_tokens=60)
+    stream = api.stream(sessions[0], NEXT, max_tokens=300)
     stream.read_tokens(1)
     assert refusal_of(lambda: api.turn(sessions[0], NEXT)) == Refusal(
         grpc.StatusCode.ABORTED, "SESSION_BUSY", ""
@@ -163,38 +171,78 @@ def test_s04_idle_sessions_give_up_their_kv_and_an_overlapping_turn_has_no_effec
     assert reply.started.kv_residency == session_pb2.KV_RESIDENCY_DROPPED
     with rig.api("plain").session() as session_id:
         rig.api("plain").turn(session_id, prompts[0], max_tokens=9)
-        assert rig.api("plain").turn(session_id, NEXT, max_tokens=60).ids == reply.ids
+        assert rig.api("plain").turn(session_id, NEXT, max_tokens=300).ids == reply.ids
     for name in sessions:
         api.close(name)
     assert worker.num_free == 32
 
 
 @pytest.mark.parametrize("leave", ["cancel", "disconnect", "close"])
-def test_s05_a_session_works_after_its_queued_turn_was_aborted(rig: Rig, leave: str) -> None:
-    api, worker = rig.api("narrow"), rig.workers["narrow"]
-    first, following = undisturbed(api)
+def test_s05_a_session_works_after_its_queued_turn_was_aborted(rig: Rig, api: Api, leave: str) -> None:
+    """By its own call's cancel, by a connection that ends, or by closing the session."""
+    narrow, worker = rig.api("narrow"), rig.workers["narrow"]
     num_free = worker.num_free
-    with api.session() as running, api.session() as session_id:
-        api.turn(session_id, FIRST, max_tokens=12)
-        length = api.get(session_id).num_tokens
-        stream = api.stream(running, FIRST, max_tokens=ENDLESS)
+    with narrow.session() as running, narrow.session() as session_id:
+        first = narrow.turn(session_id, FIRST, max_tokens=12).ids
+        length = narrow.get(session_id).num_tokens
+        stream = narrow.stream(running, FIRST, max_tokens=ENDLESS)
         stream.read_tokens(1)
-        queued = api.stream(session_id, NEXT * 5, max_tokens=ENDLESS)
-        wait_for_length(api, session_id, length + 15)
+        with grpc.insecure_channel(rig.server.target) as channel:
+            queued = Api(channel, "narrow").stream(session_id, NEXT * 5, max_tokens=ENDLESS)
+            wait_for_length(narrow, session_id, length + 15)
+            match leave:
+                case "cancel":
+                    queued.call.cancel()
+                case "disconnect":
+                    channel.close()
+                case _:
+                    narrow.close(session_id)
+                    assert (queued.reply().end, queued.reply().ids) == ("CANCELLED", [])
         if leave == "close":
-            api.close(session_id)
-            assert queued.reply().end == "CANCELLED"
-            assert refusal_of(lambda: api.turn(session_id, NEXT)).reason == "SESSION_CLOSED"
+            assert refusal_of(lambda: narrow.turn(session_id, NEXT)).reason == "SESSION_CLOSED"
         else:
-            if leave == "disconnect":
-                queued.call.cancel()
-            else:  # its id is not known before its first step: the client's own cancel by a deadline that passed
-                assert refusal_of(lambda: api.cancel(session_id, "gen_" + "a" * 26)).reason
-                queued.call.cancel()
-            wait_for_length(api, session_id, length)
-            running_out(api, stream, running)
-            assert api.turn(session_id, NEXT, max_tokens=12).ids == following
-        if leave == "close":
-            running_out(api, stream, running)
-    assert undisturbed(api) == (first, following)
+            wait_for_length(narrow, session_id, length)
+        running_out(narrow, stream, running)
+        assert len(worker.wait_for_tokens(session_id, 12)) == 12
+        if leave != "close":
+            said = narrow.turn(session_id, NEXT, max_tokens=12).ids
+            assert [first, said] == undisturbed(api)
+    assert narrow.said(FIRST, max_tokens=12) == first
     assert worker.num_free == num_free
+
+
+@pytest.mark.parametrize("num_read", [0, 1, 2, 40])
+@pytest.mark.parametrize("policy", ["ROLLBACK", "KEEP_PARTIAL"])
+def test_s32_a_turn_after_a_disconnect_equals_an_undisturbed_one(
+    rig: Rig, api: Api, num_read: int, policy: str
+) -> None:
+    """The turn is gone, or kept as far as it came; the connection ends after so many events."""
+    sampling = {"temperature": 1.0, "seed": 11}
+    with api.session(default_sampling=sampling) as session_id, api.session(default_sampling=sampling) as twin:
+        for name in (session_id, twin):
+            api.turn(name, FIRST, max_tokens=12)
+        before = api.get(session_id)
+        with grpc.insecure_channel(rig.server.target) as channel:
+            stream = Api(channel, "plain").stream(
+                session_id,
+                NEXT,
+                max_tokens=ENDLESS,
+                stop=GO_ON,
+                cancel_policy=generation_pb2.CancelPolicy.Value(f"CANCEL_POLICY_{policy}"),
+            )
+            for _ in range(num_read):
+                stream.read()
+            wait_until(lambda: api.get(session_id).num_tokens > before.num_tokens, 10.0)
+        if policy == "ROLLBACK":
+            wait_for_length(api, session_id, before.num_tokens)
+            assert api.get(session_id).revision == before.revision
+            pair = [api.turn(name, NEXT, max_tokens=30, stop=GO_ON).ids for name in (session_id, twin)]
+        else:
+            wait_until(lambda: api.get(session_id).revision > before.revision, 10.0)
+            num_kept = api.get(session_id).num_tokens - before.num_tokens - len(NEXT)
+            assert num_kept >= num_read - 1
+            rest = api.turn(session_id, None, max_tokens=30, stop=GO_ON).ids
+            said = api.turn(twin, NEXT, max_tokens=num_kept + 30, stop=GO_ON).ids
+            pair = [rest, said[num_kept:]]
+        assert pair[0] == pair[1]
+        assert len(pair[0]) == 30

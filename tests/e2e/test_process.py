@@ -1,5 +1,6 @@
 """The life of the processes: start, logs, health, reflection, stop."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -120,8 +121,10 @@ def test_g08_a_second_server_on_a_port_is_refused(tiny_server: RunningServer, ti
     second = subprocess.run(
         [*command, "--model", str(tiny_path)], capture_output=True, text=True, timeout=60, check=False
     )
-    assert second.returncode != 0
-    assert tiny_server.target in second.stderr
+    assert second.returncode == 1
+    (event,) = [json.loads(line) for line in second.stderr.splitlines()]
+    assert event["event"] == "gateway_failed"
+    assert tiny_server.target in event["error"]
 
 
 def test_g12_a_model_that_cannot_be_read_stops_the_start_and_is_named(
@@ -136,5 +139,8 @@ def test_g12_a_model_that_cannot_be_read_stops_the_start_and_is_named(
     failed = subprocess.run(
         [*command, "--model", str(cut)], capture_output=True, text=True, timeout=60, check=False
     )
-    assert failed.returncode != 0
-    assert "cut.gguf" in failed.stderr
+    assert failed.returncode == 1
+    events = [json.loads(line) for line in failed.stderr.splitlines()]
+    expected = ["gateway_starting", "worker_started", "worker_failed", "gateway_failed"]
+    assert [event["event"] for event in events] == expected
+    assert "cut.gguf" in events[2]["error"]

@@ -20,7 +20,7 @@ from tests.e2e.server import RunningServer, running_server
 pytestmark = pytest.mark.e2e
 PROMPT = "one two three four five six seven"
 # So many that a turn runs for a second or more.
-NUM_TOKENS = 400
+NUM_TOKENS = 900
 
 
 @pytest.fixture
@@ -42,11 +42,11 @@ def pair(tiny_path: Path, tmp_path: Path, sockets: Path) -> Iterator[RunningServ
 class Background:
     """A turn that is read in a thread: its tokens as they come, and how and when it ended."""
 
-    def __init__(self, session: pagecast.ClientSession) -> None:
+    def __init__(self, session: pagecast.ClientSession, num_tokens: int = NUM_TOKENS) -> None:
         self.token_ids: list[int] = []
         self.error: pagecast.PagecastError | None = None
         self.ended_s = 0.0
-        self._turn = session.generate(PROMPT, max_tokens=NUM_TOKENS)
+        self._turn = session.generate(PROMPT, max_tokens=num_tokens)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -78,6 +78,26 @@ def test_a_killed_supervisor_ends_everything(pair: RunningServer, sockets: Path)
     supervisor, *workers = [pair.supervisor_pid(), *pair.worker_pids()]
     os.kill(workers[0], signal.SIGSTOP)
     os.kill(supervisor, signal.SIGKILL)
+    wait_until_gone([pair.process.pid, supervisor, *workers], 2.0)
+    assert pair.process.wait(5) == 1
+    assert pair.events("gateway_failed")[0]["error"] == "the supervisor of the workers is gone"
+    assert list(sockets.iterdir()) == []
+
+
+def test_a_supervisor_killed_in_a_drain_ends_the_streams_at_once(pair: RunningServer, sockets: Path) -> None:
+    with pagecast.Client(pair.target) as client:
+        # As long as the context allows: they have to run still when the supervisor is gone.
+        streams = [Background(client.open_session("tiny"), num_tokens=900) for _ in range(2)]
+        wait_until(lambda: all(len(stream.token_ids) >= 3 for stream in streams), 10.0)
+        supervisor, *workers = [pair.supervisor_pid(), *pair.worker_pids()]
+        pair.process.send_signal(signal.SIGTERM)
+        pair.wait_for_event("gateway_stopping")
+        os.kill(supervisor, signal.SIGKILL)
+        killed_s = time.monotonic()
+        for stream in streams:
+            stream.join()
+            assert isinstance(stream.error, pagecast.WorkerLost)
+            assert stream.ended_s - killed_s < 0.5
     wait_until_gone([pair.process.pid, supervisor, *workers], 2.0)
     assert pair.process.wait(5) == 1
     assert pair.events("gateway_failed")[0]["error"] == "the supervisor of the workers is gone"

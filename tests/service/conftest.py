@@ -146,3 +146,12 @@ async def make_gateway(tmp_path: Path) -> AsyncIterator[MakeGateway]:
 @pytest.fixture
 async def gateway(make_gateway: MakeGateway) -> Gateway:
     return await make_gateway()
+
+
+@pytest.fixture
+async def worker(tmp_path: Path) -> AsyncIterator[FakeWorker]:
+    """A worker that serves; ended also where a test fails, since gRPC crashes on a loop that is gone."""
+    fake = FakeWorker(tmp_path)
+    await fake.start()
+    yield fake
+    await fake.die()

@@ -93,6 +93,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self,
         generation_id: str,
         reason: generation_pb2.FinishReason = generation_pb2.FINISH_REASON_EOS,
+        *,
+        is_late: bool = False,
     ) -> None:
         finished = generation_pb2.GenerationFinished(
             finish_reason=reason,
@@ -100,7 +102,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             usage=generation_pb2.Usage(input_tokens=3, cached_tokens=2, output_tokens=2),
             plan_stats=session_pb2.PlanStats(builds=1, reuses=4),
         )
-        await self.emit(generation_id, finished=finished)
+        await self.emit(generation_id, finished=finished, is_late=is_late)
 
     async def cut_streams(self) -> None:
         """End every StreamSteps call with UNAVAILABLE, as a broken connection would."""

@@ -57,8 +57,8 @@ def test_timing_goes_to_standard_error(fake: FakeServer) -> None:
     assert result.stdout == "abc\nd\n"
     first, second = result.stderr.splitlines()
     assert first.startswith("TTFT ")
-    assert first.endswith(", 3 tokens out, 3 in, 0 cached")
-    assert second.endswith(", ITL -, 1 tokens out, 1 in, 5 cached")
+    assert first.endswith(", 3 tokens out, 3 in, 0 cached, EOS")
+    assert second.endswith(", ITL -, 1 tokens out, 1 in, 5 cached, EOS")
 
 
 @pytest.mark.parametrize(("reason", "code"), [("PROMPT_TOO_LONG", "INVALID_ARGUMENT"), ("", "UNAVAILABLE")])

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.metadata import version
 
@@ -15,6 +16,8 @@ from click.testing import CliRunner, Result
 from pagecast.v1 import session_pb2
 from service.cli import main
 from tests.client.fake_server import FakeServer, Refusal
+
+STARTED = "from service.cli import main; print('started', flush=True); main()"
 
 
 @pytest.fixture
@@ -136,6 +139,28 @@ def test_tokens_come_one_by_one_and_ctrl_c_cancels(fake: FakeServer) -> None:
             process.kill()  # does nothing to one that has ended; a hung one would hang the test
     assert fake.ended.wait(5)
     assert fake.state["ses_0"].state == session_pb2.SESSION_STATE_CLOSED
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["generate", "-"], ["tokenize", "-"], ["detokenize", "-"], ["chat"]],
+    ids=lambda words: words[0],
+)
+def test_ctrl_c_while_standard_input_is_read(fake: FakeServer, command: list[str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTED, *command, "--target", fake.target],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == b"started\n"
+            time.sleep(0.5)  # it reads what nobody writes
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
 
 
 def test_models_as_table_and_as_lines(fake: FakeServer) -> None:

@@ -158,7 +158,8 @@ def test_wrong_flags_are_named(fake: FakeServer, flag: str, value: str) -> None:
     [
         ("--logit-bias", "5"), ("--logit-bias", "x=1"), ("--logit-bias", "5=nan"), ("--logit-bias", "-1=2"),
         ("--logit-bias", "4294967296=1"), ("--stop", "\udcff"), ("--stop-token-id", "-1"),
-        ("--logprobs", "21"),
+        ("--logprobs", "21"), ("--stop", ""), ("--stop", "\u00e9" * 129), ("--logit-bias", "5=100.5"),
+        ("--logit-bias", "5=-101"), ("--model", ""),
     ],
 )  # fmt: skip
 def test_wrong_flags_that_have_no_variable_are_named(fake: FakeServer, flag: str, value: str) -> None:
@@ -172,3 +173,37 @@ def test_plans_in_any_case_and_by_their_proto_name(fake: FakeServer, plan: str) 
     assert run("generate", "a", "--target", fake.target, "--plan", plan).exit_code == 0
     opened = fake.last(session_pb2.OpenSessionRequest)
     assert opened.decode_plan == session_pb2.PAGED_DECODE_PLAN_PLAN_ONCE
+
+
+@pytest.mark.parametrize("command", [["generate", "hello"], ["chat"]])
+def test_values_that_need_no_server_are_refused_on_this_side(fake: FakeServer, command: list[str]) -> None:
+    for flags, told in [
+        (["--min-tokens", "5", "--max-tokens", "4"], "'--min-tokens': 5 is over --max-tokens, 4."),
+        (["--stop", "x"] * 17, "'--stop': is given 17 times; at most 16."),
+        (["--stop-token-id", "1"] * 65, "'--stop-token-id': is given 65 times; at most 64."),
+        (["--logit-bias", "5=1", "--logit-bias", "5=2"], "'--logit-bias': token 5 is given twice."),
+        (
+            [f"--logit-bias={at}=1" for at in range(1025)],
+            "'--logit-bias': is given 1025 times; at most 1024.",
+        ),
+        (["--logit-bias", "5=101"], "'--logit-bias': 101 is not at least -100 and at most 100."),
+        (["--stop", ""], "'--stop': is empty."),
+        (["--plan", "twice"], "'--plan' (env var: 'PAGECAST_PLAN'): 'twice' is not one of 'once', 'replan'."),
+    ]:
+        result = run(*command, "--target", fake.target, *flags, stdin="")
+        assert (result.exit_code, result.stdout, fake.requests) == (2, "", [])
+        assert result.stderr.splitlines()[-1] == f"Error: Invalid value for {told}"
+    flags = ["--min-tokens", "4", "--max-tokens", "4", "--logit-bias", "5=-100"]
+    assert run(*command, "--target", fake.target, *flags, stdin="").exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["generate", "tokenize"])
+def test_an_empty_text_is_refused_on_this_side(fake: FakeServer, command: str) -> None:
+    result = run(command, "", "--target", fake.target)
+    assert (result.exit_code, result.stderr, fake.requests) == (2, "error: TEXT: it is empty\n", [])
+    result = run(command, "-", "--target", fake.target, stdin="")
+    assert (result.exit_code, result.stderr, fake.requests) == (
+        2,
+        "error: TEXT: standard input is empty\n",
+        [],
+    )

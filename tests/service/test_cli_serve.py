@@ -125,3 +125,7 @@ def test_a_misspelt_variable_is_told_and_the_clients_own_are_not(served: list[Se
         "PAGECAST_STOP",
         "PAGECAST_WORKER_MAX_STEP_ROWS",
     ]
+    assert event["did_you_mean"] == {
+        "PAGECAST_KV_BLOKS": "PAGECAST_KV_BLOCKS",
+        "PAGECAST_START_TIMEOUT_S": "PAGECAST_START_TIMEOUT",
+    }

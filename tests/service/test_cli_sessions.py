@@ -74,8 +74,25 @@ def test_control_characters_of_labels_are_escaped(fake: FakeServer, command: lis
     open_sessions(fake, {"k\x1b[2J": "a\nb\x9b\u202e[red]"})
     result = run(fake, *command)
     assert result.exit_code == 0
-    assert "k\\x1b[2J=a\\nb\\x9b\\u202e[red]" in result.stdout
+    assert 'k\\x1b[2J="a\\nb\\x9b\\u202e[red]"' in result.stdout
     assert not {"\x1b", "\x9b", "\u202e"} & set(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("labels", "shown"),
+    [
+        ({"a": "b", "c": "é/1"}, "a=b c=é/1"),
+        ({"a b": "c d=e"}, '"a b"="c d=e"'),
+        ({"k": "", "q": '"x"', "e": "a=b"}, 'e="a=b" k="" q="\\"x\\""'),
+        ({"s": "a\u00a0b"}, 's="a\\xa0b"'),
+    ],
+)
+def test_labels_are_quoted_where_they_would_run_together(
+    fake: FakeServer, labels: dict[str, str], shown: str
+) -> None:
+    open_sessions(fake, labels)
+    assert run(fake, "sessions", "list").stdout.splitlines()[1].endswith(f"  {shown}")
+    assert run(fake, "sessions", "get", "ses_0").stdout.splitlines()[-1].split(maxsplit=1)[1] == shown
 
 
 def test_get_tells_the_fields(fake: FakeServer) -> None:
@@ -99,9 +116,8 @@ def test_close_tries_every_id(fake: FakeServer) -> None:
     open_sessions(fake, {}, {}, {})
     result = run(fake, "sessions", "close", "ses_0", "ses_9", "ses_8", "ses_2")
     assert (result.exit_code, result.stdout) == (1, "ses_0\nses_2\n")
-    assert [line.split(":")[:2] for line in result.stderr.splitlines()] == [
-        ["error", " SESSION_NOT_FOUND"]
-    ] * 2
+    told = [line.split(": ")[:3] for line in result.stderr.splitlines()]
+    assert told == [["error", session_id, "SESSION_NOT_FOUND"] for session_id in ("ses_9", "ses_8")]
     closed = [fake.state[f"ses_{at}"].state == session_pb2.SESSION_STATE_CLOSED for at in range(3)]
     assert closed == [True, False, True]
     assert run(fake, "sessions", "close", "ses_0", "ses_1").exit_code == 0
@@ -116,7 +132,8 @@ def test_a_refusal_in_the_middle_of_a_list_keeps_what_was_read(fake: FakeServer)
 
 
 @pytest.mark.parametrize(
-    "arguments", [["close"], ["get"], ["list", "--limit", "0"], ["get", "\udcff"], ["x"]]
+    "arguments",
+    [["close"], ["get"], ["list", "--limit", "0"], ["get", "\udcff"], ["x"], ["get", ""], ["close", "a", ""]],
 )
 def test_wrong_arguments(fake: FakeServer, arguments: list[str]) -> None:
     assert run(fake, "sessions", *arguments).exit_code == 2

@@ -41,6 +41,12 @@ def test_ids_alone_and_json(fake: FakeServer) -> None:
     assert json.loads(run(fake, "tokenize", "ab", "--json", "--ids").stdout) == {"token_ids": [97, 98]}
 
 
+def test_a_control_token_is_told_as_one(fake: FakeServer) -> None:
+    fake.control_ids = {98}
+    assert run(fake, "tokenize", "abc").stdout == '97\t"a"\n98\t(control)\n99\t"c"\n'
+    assert json.loads(run(fake, "tokenize", "abc", "--json").stdout)["pieces"] == ["a", None, "c"]
+
+
 def test_chat_is_one_user_message_and_a_dash_is_stdin(fake: FakeServer) -> None:
     assert run(fake, "tokenize", "-", "--chat", "--ids", stdin="hi\n").stdout == "104 105 10\n"
     (message,) = fake.last(model_pb2.TokenizeRequest).input.messages.messages
@@ -65,6 +71,15 @@ def test_ids_that_are_none(fake: FakeServer, value: str) -> None:
     result = run(fake, "detokenize", "1", value)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error: IDS: ")
+
+
+def test_no_ids_at_all(fake: FakeServer) -> None:
+    result = run(fake, "detokenize", "-", stdin=" \n")
+    assert (result.exit_code, result.stderr, fake.requests) == (
+        2,
+        "error: IDS: standard input holds none\n",
+        [],
+    )
 
 
 def test_text_that_is_no_text(fake: FakeServer) -> None:

@@ -245,17 +245,14 @@ async def test_a_retry_waits_for_the_end_of_a_turn_that_is_being_cancelled(gatew
     assert (await drain(again))[-1].finished.finish_reason == generation_pb2.FINISH_REASON_EOS
 
 
-async def test_the_deadline_of_the_first_caller_is_not_that_of_the_second(gateway: Gateway) -> None:
-    gateway.worker.drops_late = True
-    request = generate(await gateway.open(), new_id())
-    first = gateway.generations.Generate(request, timeout=0.3)
-    await gateway.submitted()
-    second = gateway.generations.Generate(request)
-    with pytest.raises(Exception, match="DEADLINE_EXCEEDED"):
-        await drain(first)
-    generation_id = await gateway.submitted(2)
-    await gateway.worker.emit_finish(generation_id)
-    assert (await drain(second))[-1].HasField("finished")
+async def test_two_methods_of_the_same_bytes_are_two_requests(gateway: Gateway) -> None:
+    fields = {"request_id": new_id(), "session_id": await gateway.open()}
+    update, close = session_pb2.UpdateSessionRequest(**fields), session_pb2.CloseSessionRequest(**fields)
+    assert update.SerializeToString() == close.SerializeToString()
+    await gateway.sessions.UpdateSession(update)
+    status, reason, _, _ = await failure(gateway.sessions.CloseSession(close))
+    assert (status, reason) == ("ALREADY_EXISTS", "REQUEST_ID_REUSED")
+    assert "CloseSession" not in gateway.worker.calls
 
 
 async def test_an_append_that_was_committed_while_its_caller_left_is_kept(gateway: Gateway) -> None:

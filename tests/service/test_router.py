@@ -1,11 +1,13 @@
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
 
 from pagecast.v1 import model_pb2, session_pb2
 from service import router as router_module
-from service.errors import PagecastError, Reason
-from service.router import MAX_CLOSED, Router
+from service.errors import MAX_MESSAGE_BYTES, PagecastError, Reason
+from service.router import MAX_CLOSED, MAX_CLOSED_BYTES, Router
 
 
 @dataclass
@@ -186,6 +188,7 @@ def test_unknown_names() -> None:
     with pytest.raises(PagecastError) as caught:
         router.place("s", "x")
     assert reason_of(caught) is Reason.MODEL_NOT_FOUND
+    assert caught.value.message == "no such model; served: m"
     with pytest.raises(PagecastError) as caught:
         router.find("s")
     assert reason_of(caught) is Reason.SESSION_NOT_FOUND
@@ -200,3 +203,76 @@ def test_closed_sessions_are_remembered_up_to_a_number() -> None:
     with pytest.raises(PagecastError) as caught:
         router.find("s1")
     assert reason_of(caught) is Reason.SESSION_CLOSED
+
+
+MEASURE = """
+import pathlib
+from pagecast.v1 import session_pb2
+from service.ids import new_session_id
+from service.router import MAX_CLOSED, Router
+
+def resident() -> int:
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+router = Router([])
+def close(count):
+    for index in range(count):
+        session = session_pb2.Session(session_id=new_session_id(), model="m", num_tokens=index)
+        session.plan_stats.builds = session.create_time.seconds = session.last_active_time.seconds = index + 1
+        router.close(session_pb2.Session.FromString(session.SerializeToString()))
+
+close(1000)
+before = resident()
+close(MAX_CLOSED - 1000)
+print((resident() - before) / (MAX_CLOSED - 1000))
+"""
+
+
+def test_a_closed_session_takes_little_memory() -> None:
+    """In a process of its own: a message's memory is none of Python's."""
+    measured = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
+    assert 0 < float(measured.stdout) < 700
+
+
+def test_closed_sessions_keep_their_labels_up_to_a_number_of_bytes() -> None:
+    router = Router([StubWorker()])
+    labels = {f"{index:0256}": "v" * 256 for index in range(64)}
+    size = session_pb2.Session(session_id="s1000", labels=labels).ByteSize()
+    room = MAX_CLOSED_BYTES // size
+    closed = [f"s{index + 1000}" for index in range(room + 5)]
+    for session_id in closed:
+        for _ in range(2):  # closing one again takes no more room
+            router.close(session_pb2.Session(session_id=session_id, labels=labels))
+    kept = [session_id for session_id in closed if router.closed(session_id) is not None]
+    assert kept == closed[5:]
+    last = router.closed(closed[-1])
+    assert last is not None
+    assert dict(last.labels) == labels
+
+
+def test_failed_sessions_are_remembered_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_module, "MAX_FAILED_BYTES", 5000)
+    worker = StubWorker()
+    router = Router([worker])
+    for index in range(8):
+        opened(router, f"s{index}", labels={"a": "b" * 1000})
+    worker.lost.value = True
+    router.add(StubWorker())
+    assert [session_id for _, session_id in router.page(None, 10)] == ["s7", "s6", "s5", "s4"]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["b", "a"], "a, b"),
+        ([f"model-{index:02}" for index in range(30)], "model-08, model-09, …"),
+        (["é" * 400, "ü"], "é…, …"),
+    ],
+)
+def test_models_that_are_served_are_named_as_far_as_there_is_room(names: list[str], told: str) -> None:
+    router = Router([StubWorker(model_pb2.Model(name=name)) for name in names])
+    with pytest.raises(PagecastError) as caught:
+        router.model("x")
+    assert caught.value.message.endswith(told)
+    assert len(caught.value.message.encode()) <= MAX_MESSAGE_BYTES
+    assert caught.value.metadata == {"model": "x"}

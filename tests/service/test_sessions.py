@@ -54,7 +54,8 @@ async def test_update_changes_plan_priority_and_labels(gateway: Gateway) -> None
 
 
 async def test_close_is_idempotent_and_ends_the_session(gateway: Gateway) -> None:
-    session_id = await gateway.open()
+    opened = session_pb2.OpenSessionRequest(model="tiny", labels={"team": "a"})
+    session_id = (await gateway.sessions.OpenSession(opened)).session.session_id
     request = session_pb2.CloseSessionRequest(session_id=session_id)
     first = (await gateway.sessions.CloseSession(request)).session
     second = (await gateway.sessions.CloseSession(request)).session
@@ -62,6 +63,9 @@ async def test_close_is_idempotent_and_ends_the_session(gateway: Gateway) -> Non
     assert first.state == session_pb2.SESSION_STATE_CLOSED
     read = await gateway.sessions.GetSession(session_pb2.GetSessionRequest(session_id=session_id))
     assert read.session == first
+    assert dict(read.session.labels) == {"team": "a"}
+    listed = await gateway.sessions.ListSessions(session_pb2.ListSessionsRequest())
+    assert list(listed.sessions) == []
     status, reason, _, _ = await failure(gateway.generate(session_id).read())
     assert (status, reason) == ("FAILED_PRECONDITION", "SESSION_CLOSED")
 
@@ -84,7 +88,7 @@ async def test_unknown_sessions_are_not_found(gateway: Gateway) -> None:
     for call in calls:
         status, reason, metadata, _ = await failure(call)
         assert (status, reason) == ("NOT_FOUND", "SESSION_NOT_FOUND")
-        assert metadata == {"session": session_id}
+        assert metadata == {"session": session_id, "field": "session_id"}
 
 
 async def test_a_refused_open_leaves_nothing(gateway: Gateway) -> None:
@@ -234,7 +238,7 @@ async def test_sessions_of_a_lost_worker_are_failed_and_can_be_closed(make_gatew
     ):
         status, reason, metadata, _ = await failure(call)
         assert (status, reason) == ("FAILED_PRECONDITION", "SESSION_FAILED")
-        assert metadata == {"session": lost}
+        assert metadata == {"session": lost, "field": "session_id"}
     listed = (await gateway.sessions.ListSessions(session_pb2.ListSessionsRequest())).sessions
     assert [(each.session_id, each.state) for each in listed] == [
         (kept, session_pb2.SESSION_STATE_ACTIVE),

@@ -135,7 +135,7 @@ class Harness:
             built_on_revision=base.revision,
             expected_revision=None,
             input_ids=ids,
-            conversation=Conversation().with_raw_input(),
+            conversation=Conversation().with_raw_input("token ids"),
             sampling=Sampling(temperature=0.9, seed=1234),
             stopping=Stopping(max_tokens=max_tokens, eos_ids=self.tokenizer.eos_ids),
             keeps_partial=keep,

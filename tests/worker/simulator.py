@@ -5,7 +5,7 @@ machine that takes random commands, runs a model of hashes and checks every prom
 All chance comes from one `random.Random(seed)`, so a seed that fails replays exactly:
 
     python -m tests.worker.simulator --seed 17
-    python -m tests.worker.simulator --seeds 0..3500
+    python -m tests.worker.simulator --num-seeds 3500
     python -m tests.worker.simulator --steps 1000000
 """
 
@@ -176,17 +176,18 @@ def main(arguments: list[str] | None = None) -> int:
     """Run seeds from the command line and tell how many steps, how fast, and what did not hold."""
     parser = argparse.ArgumentParser(prog="python -m tests.worker.simulator", description=simulate.__doc__)
     parser.add_argument("--seed", type=int, help="run this seed alone and show what it fails with")
-    parser.add_argument("--seeds", default="0..3500", help="FROM..TO, the last one not included")
-    parser.add_argument("--steps", type=int, help="run seeds from FROM on until so many steps")
+    parser.add_argument("--from-seed", type=int, default=0, metavar="N", help="the first of many seeds")
+    parser.add_argument("--num-seeds", type=int, default=3500, metavar="N", help="how many")
+    parser.add_argument("--steps", type=int, metavar="N", help="as many seeds as so many steps take, instead")
     chosen = parser.parse_args(arguments)
     if chosen.seed is not None:
         sys.stdout.write(f"seed {chosen.seed}: {dict(simulate(chosen.seed))}\n")
         return 0
-    first, end = (int(bound) for bound in chosen.seeds.split(".."))
+    first = chosen.from_seed
     total: Counter[str] = Counter()
     num_seeds = num_violations = 0
     started_s = time.monotonic()
-    for seed in itertools.count(first) if chosen.steps else range(first, end):
+    for seed in itertools.count(first) if chosen.steps else range(first, first + chosen.num_seeds):
         try:
             total += simulate(seed)
         except Exception as error:  # noqa: BLE001  whatever it is, the seed is told and the others run

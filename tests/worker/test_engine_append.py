@@ -1,16 +1,19 @@
 """The engine thread over a real tiny model: input that is appended ahead of a turn, and chats over it."""
 
+from typing import Any
+
 import pytest
 
 from pagecast.v1 import session_pb2
 from tests.worker.engine_harness import Harness, finished, token_ids
 from worker import commands
-from worker.batch import Finished, FinishReason
+from worker.batch import Event, Finished, FinishReason
+from worker.commands import TurnBase
 from worker.errors import Refused
 from worker.intake import Intake
-from worker.model.chat import ChatTemplate
+from worker.model.chat import ChatTemplate, Conversation
 from worker.model.weights.gguf import GgufFile
-from worker.params import Sampling
+from worker.params import Sampling, SamplingChoice, Stopping
 
 
 @pytest.fixture
@@ -19,17 +22,20 @@ def intake(harness: Harness, file: GgufFile) -> Intake:
     return Intake(harness.tokenizer, ChatTemplate(file.tokenizer.chat_template, harness.tokenizer))
 
 
-def say(
-    harness: Harness, intake: Intake, name: str, *messages: tuple[str, str], append: bool = False
-) -> Finished:
-    """Run one turn of messages, greedily; its end."""
+def said(*messages: tuple[str, str]) -> session_pb2.Input:
     roles = {"system": session_pb2.ROLE_SYSTEM, "user": session_pb2.ROLE_USER}
-    source = session_pb2.Input(
+    return session_pb2.Input(
         messages=session_pb2.Messages(
             messages=[session_pb2.Message(role=roles[role], content=text) for role, text in messages]
         )
     )
-    prepared = intake.prepare(source, harness.engine.turn_base(name), opens_reply=not append)
+
+
+def say(
+    harness: Harness, intake: Intake, name: str, *messages: tuple[str, str], append: bool = False
+) -> Finished:
+    """Run one turn of messages, greedily; its end."""
+    prepared = intake.prepare(said(*messages), harness.engine.turn_base(name), opens_reply=not append)
     return finished(
         harness.run(
             name,
@@ -106,15 +112,69 @@ def test_appended_messages_then_a_question_are_the_log_of_one_turn(harness: Harn
     assert harness.session("a").token_ids == harness.session("b").token_ids
 
 
-def test_a_turn_without_input_after_appended_messages_opens_no_reply(
+def reply(harness: Harness, intake: Intake, name: str, **changes: Any) -> list[Event]:
+    """Run a turn without input; its events."""
+    prepared = intake.prepare(None, harness.engine.turn_base(name))
+    asked = {"sampling": Sampling(), "max_tokens": 6} | changes
+    return harness.run(name, prepared.token_ids, conversation=prepared.conversation, **asked)
+
+
+def test_a_turn_without_input_behind_messages_opens_the_reply(harness: Harness, intake: Intake) -> None:
+    system, question = ("system", "Be brief."), ("user", "hello <|im_end|>")
+    for name in ("a", "b"):
+        harness.open(name)
+    for _ in range(3):  # at first, and behind replies
+        whole = say(harness, intake, "b", system, question)
+        appended = say(harness, intake, "a", system, question, append=True)
+        events = reply(harness, intake, "a")
+        assert harness.session("a").token_ids == harness.session("b").token_ids
+        # What opens the reply is this turn's input.
+        opening = finished(events).usage.input_tokens
+        assert opening > 0
+        assert appended.usage.input_tokens + opening == whole.usage.input_tokens
+        assert finished(events).usage.output_tokens == whole.usage.output_tokens
+    # Appended one by one, and cancelled: as if never opened.
+    say(harness, intake, "a", system, append=True)
+    say(harness, intake, "a", question, append=True)
+    for keep in (False, True):
+        prepared = intake.prepare(None, harness.engine.turn_base("a"))
+        before = harness.view("a")
+        harness.submit(
+            "a", prepared.token_ids, conversation=prepared.conversation, sampling=Sampling(),
+            max_tokens=None, keep=keep, stopping=Stopping(),
+        )  # fmt: skip
+        harness.wait_for_token()
+        harness.ask(commands.Cancel("a", "g-a"))
+        harness.collect()
+        if not keep:
+            assert harness.view("a").num_tokens == before.num_tokens
+            assert intake.prepare(None, harness.engine.turn_base("a")) == prepared
+    # The cut reply goes on, and is closed by the next message.
+    assert intake.prepare(None, harness.engine.turn_base("a")).token_ids == ()
+    assert finished(reply(harness, intake, "a")).usage.input_tokens == 0
+    say(harness, intake, "a", question)
+
+
+def test_a_turn_without_input_behind_raw_input_continues_it(harness: Harness, intake: Intake) -> None:
+    harness.open("a")
+    harness.run("a", tuple(range(5)), appends_only=True)
+    assert finished(reply(harness, intake, "a")).usage.input_tokens == 0
+    with pytest.raises(Refused, match=r"MIXED_INPUT: messages can't follow token ids in the log") as refused:
+        say(harness, intake, "a", ("user", "hello"))
+    assert refused.value.field == "input.messages.messages"
+
+
+def test_a_reply_for_which_there_is_no_room_is_refused_and_nothing_has_changed(
     harness: Harness, intake: Intake
 ) -> None:
-    """It continues the log as it is, and what it adds is no reply that the template knows."""
-    harness.open("a")
+    ids = intake.prepare(said(("user", "hello")), TurnBase(0, 0, 512, Conversation(), SamplingChoice()))
+    appended = intake.prepare(
+        said(("user", "hello")), TurnBase(0, 0, 512, Conversation(), SamplingChoice()), opens_reply=False
+    )
+    assert len(appended.token_ids) < len(ids.token_ids)
+    limit = len(ids.token_ids)
+    harness.ask(commands.OpenSession("a", None, limit, SamplingChoice(), {}))
     say(harness, intake, "a", ("user", "hello"), append=True)
-    base = harness.engine.turn_base("a")
-    prepared = intake.prepare(None, base)
-    assert (prepared.token_ids, prepared.conversation.is_raw) == ((), True)
-    harness.run("a", (), conversation=prepared.conversation, max_tokens=2)
-    with pytest.raises(Refused, match="MIXED_INPUT"):
-        say(harness, intake, "a", ("user", "hello"))
+    with pytest.raises(Refused, match="PROMPT_TOO_LONG"):
+        reply(harness, intake, "a")
+    assert harness.view("a").num_tokens == len(appended.token_ids)

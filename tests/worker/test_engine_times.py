@@ -6,7 +6,8 @@ import pytest
 
 from tests.worker.engine_harness import Harness, HeldSteps, failed, finished, token_ids
 from worker import commands
-from worker.batch import FinishReason, Started
+from worker.batch import Finished, FinishReason, Started
+from worker.errors import Refused
 from worker.model.weights.gguf import GgufFile
 
 
@@ -19,17 +20,21 @@ def narrow(file: GgufFile) -> Iterator[Harness]:
     harness.stop()
 
 
-@pytest.mark.parametrize(("keep", "num_tokens", "revision"), [(False, 0, 0), (True, 2, 1)])
-def test_a_turn_that_is_late_is_dropped_before_any_step(
-    harness: Harness, *, keep: bool, num_tokens: int, revision: int
-) -> None:
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_turn_that_is_late_is_dropped_before_any_step(harness: Harness, *, keep: bool) -> None:
     harness.open("a")
     harness.clock.now_ns = 50
-    (failure,) = harness.run("a", (1, 2), deadline_ns=50, keep=keep)
-    assert failed([failure]).reason == "DEADLINE_EXCEEDED"
+    events = harness.run("a", (1, 2), deadline_ns=50, keep=keep)
     assert harness.engine.num_steps == 0
     view = harness.view("a")
-    assert (view.num_tokens, view.revision, view.num_computed) == (num_tokens, revision, 0)
+    if keep:
+        assert [type(event).__name__ for event in events] == ["Started", "Finished"]
+        assert_kept_late(finished(events), num_output=0)
+        assert (view.num_tokens, view.revision, view.num_computed) == (2, 1, 0)
+    else:
+        (failure,) = events
+        assert failed([failure]).reason == "DEADLINE_EXCEEDED"
+        assert (view.num_tokens, view.revision, view.num_computed) == (0, 0, 0)
     assert len(token_ids(harness.run("a", (3,), max_tokens=2))) == 2
 
 
@@ -46,10 +51,47 @@ def test_a_deadline_ends_a_running_turn_by_its_policy(
     events = harness.collect()["g-a"]
     # The step that had started is told, and no other starts.
     assert len(token_ids(events)) == 1
-    assert failed(events).reason == "DEADLINE_EXCEEDED"
     view = harness.view("a")
-    assert (view.num_tokens, view.revision) == ((3, 1) if keep else (0, 0))
+    if keep:
+        assert_kept_late(finished(events), num_output=1)
+        assert (view.num_tokens, view.revision) == (3, 1)
+    else:
+        assert failed(events).reason == "DEADLINE_EXCEEDED"
+        assert (view.num_tokens, view.revision) == (0, 0)
     assert steps.started.empty()
+
+
+@pytest.mark.parametrize("is_cancel_first", [False, True])
+def test_a_cancel_and_a_deadline_that_meet_keep_a_turn_once(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, *, is_cancel_first: bool
+) -> None:
+    """Whichever of them ends the turn says that it is kept; the other one finds nothing."""
+    harness.open("a")
+    steps = HeldSteps(monkeypatch)
+    harness.submit("a", (1, 2), max_tokens=400, deadline_ns=100, keep=True)
+    steps.started.get(timeout=30)
+    if is_cancel_first:
+        cancelling = harness.engine.post(commands.Cancel("a", "g-a"))
+        harness.clock.now_ns = 100
+        steps.go_on.set()
+        cancelling.result(timeout=30)
+        end = finished(harness.collect()["g-a"])
+        assert (end.reason, end.is_late, end.revision) == (FinishReason.CANCELLED, False, 1)
+    else:
+        harness.clock.now_ns = 100
+        steps.go_on.set()
+        assert_kept_late(finished(harness.collect()["g-a"]), num_output=1)
+        with pytest.raises(Refused, match="GENERATION_NOT_FOUND"):
+            harness.ask(commands.Cancel("a", "g-a"))
+    view = harness.view("a")
+    assert (view.num_tokens, view.revision) == (3, 1)
+    assert harness.events.empty()
+
+
+def assert_kept_late(end: Finished, *, num_output: int) -> None:
+    """A deadline ended the turn and what there was is in the log, which the end says."""
+    assert (end.reason, end.is_late, end.revision) == (FinishReason.CANCELLED, True, 1)
+    assert (end.usage.input_tokens, end.usage.output_tokens) == (2, num_output)
 
 
 def test_a_queued_turn_leaves_the_queue_when_its_time_is_up(

@@ -28,6 +28,14 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from worker.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf")
@@ -100,6 +108,20 @@ def test_a_failed_warm_up(breakage: str, status: int, told: str, tiny: Path, tmp
     assert actual == status
     assert told in failure(text)["error"]
     assert ("exception" in failure(text)) is (status == 1)
+
+
+def test_a_missing_package_is_named_with_what_to_install(tmp_path: Path) -> None:
+    status, text = run("--listen", listen(tmp_path), code=WITHOUT_TORCH)
+    assert status == 6
+    assert failure(text)["error"].startswith("a worker needs torch: install the extra `worker`")
+    assert "pip install '.[worker]'" in failure(text)["error"]
+
+
+def test_a_folder_for_a_model_says_so(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").mkdir()
+    status, text = run("--model", str(tmp_path / "x.gguf"), "--listen", listen(tmp_path))
+    assert status == 3
+    assert failure(text)["error"] == "x.gguf: is a folder, not a .gguf file"
 
 
 def test_wrong_flags_are_usage_text_for_a_person_and_an_event_for_a_gateway(tmp_path: Path) -> None:

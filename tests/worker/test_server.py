@@ -94,6 +94,17 @@ async def test_an_append_ends_without_a_reason(worker: Worker) -> None:
     assert (refusal.reason, refusal.field) == ("FIELD_REQUIRED", "input")
 
 
+async def test_a_late_turn_that_is_kept_ends_as_finished_and_says_so(worker: Worker) -> None:
+    await worker.open()
+    kept = generation_pb2.CANCEL_POLICY_KEEP_PARTIAL
+    started, end = await worker.turn(deadline=Duration(), cancel_policy=kept)
+    assert started.HasField("started")
+    assert (end.is_late, end.finished.finish_reason) == (True, generation_pb2.FINISH_REASON_CANCELLED)
+    assert (end.finished.revision, end.finished.usage.input_tokens) == (1, 3)
+    assert worker.harness.view("a").num_tokens == 3
+    assert not any(event.is_late for event in await worker.turn(generation_id="h"))
+
+
 async def test_a_late_turn_fails_with_its_reason(worker: Worker) -> None:
     await worker.open()
     (event,) = await worker.turn(deadline=Duration())

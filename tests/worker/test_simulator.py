@@ -225,12 +225,12 @@ def test_a_planted_fault_is_found(kinds: Kinds) -> None:
 def test_the_command_line_tells_what_did_not_hold(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert simulator.main(["--seeds", "0..3"]) == 0
+    assert simulator.main(["--num-seeds", "3"]) == 0
     assert "3 seeds" in capsys.readouterr().out
     assert simulator.main(["--steps", "300"]) == 0
     assert ", 0 violations" in capsys.readouterr().out
     monkeypatch.setattr(
         simulator, "simulate", lambda seed: simulate(seed, kinds=Kinds(pool=ReleaseForgetsOne))
     )
-    assert simulator.main(["--seeds", "0..30"]) == 1
+    assert simulator.main(["--num-seeds", "30"]) == 1
     assert "seed 0: " in capsys.readouterr().out

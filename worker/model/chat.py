@@ -3,6 +3,7 @@
 A log is never rewritten, so a template must grow: what it renders for a history, up to the last reply, must
 be what it rendered before that reply. `ChatTemplate.open_turn` renders the history with a stand-in for every
 generated reply, checks that, and returns what follows the last stand-in and the messages appended since.
+`open_reply` does so where no message is new.
 """
 
 from collections.abc import Iterator
@@ -66,11 +67,16 @@ class Conversation:
     Attributes:
         entries: Input messages and generated replies, oldest first. Behind the last reply stand messages
             that were appended without opening a reply.
-        is_raw: Whether the log holds text or ids that no message describes.
+        raw_by: What the log holds, first of all, that no message describes; empty while it is a chat.
     """
 
     entries: tuple[Message | GeneratedReply, ...] = ()
-    is_raw: bool = False
+    raw_by: str = ""
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the log holds what no message describes, so that no list of messages does."""
+        return bool(self.raw_by)
 
     @property
     def last_reply_index(self) -> int | None:
@@ -95,17 +101,18 @@ class Conversation:
         before = self.entries[:-1] if self._last_reply() else self.entries
         return replace(self, entries=(*before, GeneratedReply(closed_by_eos)))
 
-    def with_raw_input(self) -> "Conversation":
-        """After text or ids were appended: no chat any more."""
-        return Conversation(is_raw=True)
+    def with_raw_input(self, what: str) -> "Conversation":
+        """After `what`, text or ids, was appended: no chat any more."""
+        return self if self.is_raw else Conversation(raw_by=what)
 
     def continued(self) -> "Conversation":
-        """Before a generation that appends nothing: a cut reply goes on.
+        """Before a generation that appends nothing: a cut reply goes on, past an EOS it is raw.
 
-        Past an EOS, and past appended messages, no reply was opened: what follows is raw.
+        Where messages were appended `ChatTemplate.open_reply` is what comes before it.
         """
         reply = self._last_reply()
-        return self if reply is not None and not reply.closed_by_eos else self.with_raw_input()
+        is_cut = reply is not None and not reply.closed_by_eos
+        return self if is_cut else self.with_raw_input("a reply that was continued past its end")
 
     def _last_reply(self) -> GeneratedReply | None:
         last = self.entries[-1] if self.entries else None
@@ -173,9 +180,25 @@ class ChatTemplate:
             ValueError: No new message.
         """
         if conversation.is_raw:
-            raise MixedInput("messages can't follow raw text or ids in a log")
+            raise MixedInput(f"messages can't follow {conversation.raw_by} in the log")
         if not new_messages:
             raise ValueError("a turn needs at least one message")
+        return self._extend(conversation, new_messages, opens_reply=opens_reply)
+
+    def open_reply(self, conversation: Conversation) -> Turn:
+        """The tokens that open the reply to appended messages: the log is as if they had come with the turn.
+
+        Raises:
+            TemplateNotIncremental, TemplateError, TextError: As `open_turn`.
+            ValueError: No messages were appended.
+        """
+        if not conversation.num_appended:
+            raise ValueError("no messages wait for a reply")
+        return self._extend(conversation, (), opens_reply=True)
+
+    def _extend(
+        self, conversation: Conversation, new_messages: tuple[Message, ...], *, opens_reply: bool
+    ) -> Turn:
         entries = (*conversation.entries, *new_messages)
         rendering = _Rendering(*self._free_characters(entries), Template.now())
         ids = self._behind_last_reply(entries, conversation.last_reply_index, rendering, opens_reply)

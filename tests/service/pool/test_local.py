@@ -96,11 +96,34 @@ async def test_an_ended_process_is_followed_by_another_each_later_than_the_last(
     assert len({incarnation.address for incarnation in incarnations}) == 3
     await until(lambda: incarnations[2].exit_code == 9)
     assert [incarnation.exit_code for incarnation in incarnations] == [9, 9, 9]
+    # The last end is told when its place is asked for once more: before that nothing need follow it.
+    assert len(watched.log.events("worker_restarting")) == 2
+    waiting = asyncio.create_task(watched.pool.next(0))
+    await asyncio.sleep(0)
     restarts = watched.log.events("worker_restarting")
     assert [(restart["exit_code"], restart["restart_in_s"]) for restart in restarts] == [
         (9, 0.1), (9, 0.2), (9, 0.4),
     ]  # fmt: skip
     assert [restart["pid"] for restart in restarts] == [incarnation.pid for incarnation in incarnations]
+    waiting.cancel()
+
+
+async def test_an_end_is_told_at_once_where_the_next_is_awaited_and_before_the_next_start(
+    start_pool: Callable[..., Watched],
+) -> None:
+    watched = start_pool(sys.executable, "-c", "raise SystemExit(9)")
+    await until(lambda: len(watched.log.events("worker_started")) == 2)
+    assert [event for event, _ in watched.log.told] == [
+        "worker_started",
+        "worker_restarting",
+        "worker_started",
+    ]
+    for _ in range(2):
+        await watched.pool.next(0)
+    waiting = asyncio.create_task(watched.pool.next(0))
+    await until(lambda: len(watched.log.events("worker_restarting")) == 2)
+    assert len(watched.log.events("worker_started")) == 2
+    waiting.cancel()
 
 
 async def test_a_stopped_process_can_be_killed_and_the_next_one_is_left_alone(
@@ -142,6 +165,8 @@ async def test_a_command_that_is_not_there_is_told_by_its_error(start_pool: Call
     watched = start_pool("/nowhere/python")
     incarnation = await asyncio.wait_for(watched.pool.next(0), 5.0)
     assert "No such file" in incarnation.error
+    assert watched.log.told == []
+    await asyncio.wait_for(watched.pool.next(0), 5.0)
     assert watched.log.events("worker_restarting")[0]["restart_in_s"] == 0.1
 
 

@@ -95,11 +95,13 @@ async def failed_start(slot: Slot) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("code", sorted(slot_module.PERMANENT_EXIT_CODES))
+@pytest.mark.parametrize("code", sorted(slot_module.PERMANENT_EXITS))
 async def test_an_exit_that_nothing_changes_ends_the_start_at_once(make_world: MakeWorld, code: int) -> None:
     world = make_world()
     world.pool.news.put_nowait(Incarnation("unix:/nowhere", exit_code=code))
-    assert f"exit code {code} before it served" in await failed_start(world.slot)
+    told = await failed_start(world.slot)
+    assert f"exit code {code} before it served" in told
+    assert told.endswith(slot_module.PERMANENT_EXITS[code])
 
 
 async def test_other_exits_end_the_start_after_some(make_world: MakeWorld) -> None:

