@@ -16,11 +16,14 @@ from pagecast.v1 import session_pb2
 from pagecast.worker.v1 import worker_pb2, worker_pb2_grpc
 from tests.e2e.processes import is_alive, wait_until, wait_until_gone
 from tests.e2e.server import RunningServer, running_server
+from tests.tiny_model import write_tiny_gguf
 
 pytestmark = pytest.mark.e2e
 PROMPT = "one two three four five six seven"
 # So many that a turn runs for a second or more.
-NUM_TOKENS = 900
+NUM_TOKENS = 600
+# So many that it runs until something ends it.
+ENDLESS = 16_000
 
 
 @pytest.fixture
@@ -31,21 +34,28 @@ def sockets(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def long_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model whose turns don't end."""
+    folder = tmp_path_factory.mktemp("long")
+    return write_tiny_gguf(folder / "tiny.gguf", seed=1, ends=False, max_context_tokens=16_384)
+
+
 @pytest.fixture
-def pair(tiny_path: Path, tmp_path: Path, sockets: Path) -> Iterator[RunningServer]:
+def pair(long_path: Path, tmp_path: Path, sockets: Path) -> Iterator[RunningServer]:
     """A server of two workers."""
-    flags = ["--model", str(tiny_path), "--workers", "2", "--worker-timeout", "1", "--threads", "1"]
+    flags = ["--model", str(long_path), "--workers", "2", "--threads", "1"]
     with running_server(tmp_path, *flags, TMPDIR=str(sockets)) as server:
         yield server
 
 
 class Background:
-    """A turn that is read in a thread: its tokens as they come, and how and when it ended."""
+    """A turn that is read in a thread: its tokens as they come, and how and when it failed."""
 
     def __init__(self, session: pagecast.ClientSession, num_tokens: int = NUM_TOKENS) -> None:
         self.token_ids: list[int] = []
         self.error: pagecast.PagecastError | None = None
-        self.ended_s = 0.0
+        self.ended_s = 0.0  # set before `error`
         self._turn = session.generate(PROMPT, max_tokens=num_tokens)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -55,8 +65,11 @@ class Background:
             for chunk in self._turn:
                 self.token_ids += chunk.token_ids
         except pagecast.PagecastError as caught:
+            self.ended_s = time.monotonic()
             self.error = caught
-        self.ended_s = time.monotonic()
+
+    def cancel(self) -> None:
+        self._turn.cancel()
 
     def join(self) -> None:
         self._thread.join(60)
@@ -86,8 +99,7 @@ def test_a_killed_supervisor_ends_everything(pair: RunningServer, sockets: Path)
 
 def test_a_supervisor_killed_in_a_drain_ends_the_streams_at_once(pair: RunningServer, sockets: Path) -> None:
     with pagecast.Client(pair.target) as client:
-        # As long as the context allows: they have to run still when the supervisor is gone.
-        streams = [Background(client.open_session("tiny"), num_tokens=900) for _ in range(2)]
+        streams = [Background(client.open_session("tiny"), ENDLESS) for _ in range(2)]
         wait_until(lambda: all(len(stream.token_ids) >= 3 for stream in streams), 10.0)
         supervisor, *workers = [pair.supervisor_pid(), *pair.worker_pids()]
         pair.process.send_signal(signal.SIGTERM)
@@ -97,7 +109,7 @@ def test_a_supervisor_killed_in_a_drain_ends_the_streams_at_once(pair: RunningSe
         for stream in streams:
             stream.join()
             assert isinstance(stream.error, pagecast.WorkerLost)
-            assert stream.ended_s - killed_s < 0.5
+            assert stream.ended_s - killed_s < 1.0
     wait_until_gone([pair.process.pid, supervisor, *workers], 2.0)
     assert pair.process.wait(5) == 1
     assert pair.events("gateway_failed")[0]["error"] == "the supervisor of the workers is gone"
@@ -110,18 +122,19 @@ def test_a_worker_killed_in_the_middle_of_a_stream(pair: RunningServer) -> None:
             expected = list(session.generate(PROMPT, max_tokens=NUM_TOKENS).wait().token_ids)
         # One on each worker.
         sessions = [client.open_session("tiny") for _ in range(2)]
-        streams = [Background(session) for session in sessions]
+        streams = [Background(session, ENDLESS) for session in sessions]
         wait_until(lambda: all(len(stream.token_ids) >= 3 for stream in streams), 10.0)
         pids = pair.worker_pids()
         os.kill(pids[0], signal.SIGKILL)
         killed_s = time.monotonic()
-        for stream in streams:
-            stream.join()
+        wait_until(lambda: any(stream.error for stream in streams), 10.0)
         (lost,) = [index for index in range(2) if streams[index].error is not None]
         assert isinstance(streams[lost].error, pagecast.WorkerLost)
-        assert len(streams[lost].token_ids) < NUM_TOKENS
         assert streams[lost].ended_s - killed_s < 1.0
-        assert streams[1 - lost].token_ids == expected
+        wait_until(lambda: len(streams[1 - lost].token_ids) >= NUM_TOKENS, 30.0)
+        assert streams[1 - lost].token_ids[:NUM_TOKENS] == expected
+        streams[1 - lost].cancel()
+        streams[1 - lost].join()
 
         with pytest.raises(pagecast.SessionFailed):
             sessions[lost].generate(PROMPT, max_tokens=1).wait()
@@ -164,7 +177,7 @@ def test_g04_a_stream_that_runs_at_sigterm_ends_whole(pair: RunningServer) -> No
 
 
 def test_g01_a_stopped_worker_is_noticed_and_replaced(tiny_path: Path, tmp_path: Path, sockets: Path) -> None:
-    flags = ["--model", str(tiny_path), "--worker-timeout", "1"]
+    flags = ["--model", str(tiny_path), "--worker-timeout", "2"]
     with (
         running_server(tmp_path, *flags, TMPDIR=str(sockets)) as server,
         grpc.insecure_channel(server.target) as channel,
@@ -178,7 +191,7 @@ def test_g01_a_stopped_worker_is_noticed_and_replaced(tiny_path: Path, tmp_path:
         os.kill(pid, signal.SIGSTOP)
         stopped_s = time.monotonic()
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert time.monotonic() - stopped_s < 4.0
+        assert time.monotonic() - stopped_s < 5.0
         with pytest.raises(pagecast.NoWorker):
             client.open_session("tiny")
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
