@@ -144,7 +144,9 @@ class PagedSessionScheduler:
             streams.discard(session.session_id)
             # Only now: an earlier row may have taken this session's blocks, and all is pending again.
             position = min(session.next_position, self._num_usable(session) * self.block_size)
-            count = min(session.num_tokens - position, max(budget - len(streams), 1))
+            # No more than there are rows left for: what a step can't hold needs no tokens of its budget.
+            reserved = min(len(streams), self.max_step_rows - len(rows) - 1)
+            count = min(session.num_tokens - position, max(budget - reserved, 1))
             if not self._hold(session, generation, position + count):
                 continue
             session.start_turn()

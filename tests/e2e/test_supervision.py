@@ -27,11 +27,9 @@ ENDLESS = 16_000
 
 
 @pytest.fixture
-def sockets(tmp_path: Path) -> Path:
+def sockets(short_folder: Path) -> Path:
     """Where the server puts the folder of its sockets."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    return folder
+    return short_folder
 
 
 @pytest.fixture(scope="session")

@@ -86,8 +86,15 @@ class StepCheck:
 
     def _check_rows(self, batch: Batch) -> None:
         holders = count_holders(self._sessions.values(), self._others)
+        budget, num_rows = self._limits
         for row in batch.rows:
             session = self._sessions[row.session_id]
+            num_rows -= 1
+            require(
+                row.context_len == session.num_tokens or len(row.token_ids) >= budget - num_rows,
+                f"{row.session_id} leaves more of the budget than the rows behind it can need",
+            )
+            budget -= len(row.token_ids)
             require(row.position <= session.num_computed, f"{row.session_id} skips tokens")
             require(
                 list(row.token_ids) == session.token_ids[row.position : row.context_len] != [],

@@ -75,6 +75,17 @@ def test_the_session_that_was_idle_longest_is_dropped_first() -> None:
     assert (again.cached_tokens, again.reprefilled_tokens) == (0, 7)
 
 
+def test_tokens_are_kept_for_streams_that_have_a_row_and_no_others() -> None:
+    scheduler = small_scheduler(tokens=16, rows=4)
+    turns = Turns(scheduler)
+    long = scheduler.open("long", priority=1)
+    for number in range(40):
+        turns.submit(scheduler.open(f"stream-{number}"), (1,), max_tokens=9)
+    turns.submit(long, tuple(range(30)), max_tokens=1, priority=1)
+    shares = [len(turns.step().rows[0].token_ids) for _ in range(3)]
+    assert shares == [13, 13, 4]
+
+
 def test_an_input_advances_beside_any_number_of_streams() -> None:
     turns = Turns(scheduler := small_scheduler(tokens=4, rows=4))
     waiting = scheduler.open("waiting")

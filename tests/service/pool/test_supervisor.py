@@ -112,7 +112,7 @@ async def test_the_supervisor_lets_signals_of_a_terminal_pass(
     assert len(groups) == 3
 
 
-def test_g03_nothing_outlives_a_gateway_that_is_killed(tmp_path: Path) -> None:
+def test_g03_nothing_outlives_a_gateway_that_is_killed(tmp_path: Path, short_folder: Path) -> None:
     gateway_script = f"""
 import sys, time
 from service.config import ServeSettings
@@ -122,25 +122,25 @@ pool = local.LocalPool.start(ServeSettings(workers=2), None)
 print(pool.supervisor_pid, flush=True)
 time.sleep(60)
 """
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
     gateway = subprocess.Popen(
         [sys.executable, "-c", gateway_script],
         stdout=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(temporary)},
+        env={**os.environ, "TMPDIR": str(short_folder)},
     )
     assert gateway.stdout is not None
-    supervisor_pid = int(gateway.stdout.readline())
-    wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2)
-    children = Path(f"/proc/{supervisor_pid}/task/{supervisor_pid}/children")
-    pids = [int(pid) for pid in children.read_text().split()]
-    assert len(pids) == 2
-    os.kill(pids[0], signal.SIGSTOP)
-    gateway.kill()
-    gateway.wait()
-    gateway.stdout.close()
+    try:
+        supervisor_pid = int(gateway.stdout.readline())
+        wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2)
+        children = Path(f"/proc/{supervisor_pid}/task/{supervisor_pid}/children")
+        pids = [int(pid) for pid in children.read_text().split()]
+        assert len(pids) == 2
+        os.kill(pids[0], signal.SIGSTOP)
+    finally:
+        gateway.kill()
+        gateway.wait()
+        gateway.stdout.close()
     wait_until(lambda: not any(map(is_running, [supervisor_pid, *pids])), timeout_s=2.0)
-    assert list(temporary.iterdir()) == []
+    assert list(short_folder.iterdir()) == []
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
