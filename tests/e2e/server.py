@@ -34,7 +34,9 @@ class RunningServer:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of that name so far; every line of the log has to be JSON."""
-        lines = [json.loads(line) for line in self.log_path.read_text().splitlines()]
+        # What is behind the last newline is still being written.
+        whole, _, _ = self.log_path.read_text().rpartition("\n")
+        lines = [json.loads(line) for line in whole.splitlines()]
         return [line for line in lines if line["event"] == name]
 
     def wait_for_event(self, name: str, **fields: object) -> dict[str, Any]:
