@@ -6,10 +6,11 @@ from functools import partial
 
 from structlog.typing import FilteringBoundLogger
 
-from pagecast.v1 import generation_pb2, generation_pb2_grpc, session_pb2
+from pagecast.v1 import generation_pb2, generation_pb2_grpc
 from pagecast.worker.v1 import worker_pb2
 from service.deadlines import Context, departure, run_deadline
 from service.ids import new_generation_id
+from service.outcomes import take_account
 from service.pool.link import WorkerLink
 from service.replays import Replays
 from service.router import Router
@@ -61,23 +62,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             turn = self._turns.start(
                 link, _submit_request(request, context), log=self._log, keeps_all=keeps_all
             )
-            turn.when_over(partial(self._remember, request.session_id, turn))
+            take_account(self._router, link, request.session_id, turn)
             return turn
 
         if not request.HasField("request_id"):
             return start()
         return await self._replays.turn("Generate", request, start)
-
-    def _remember(self, session_id: str, turn: Turn) -> None:
-        """Note what a committed turn made of its session, for when its worker is lost."""
-        seen, finished = self._router.snapshot(session_id), turn.finished
-        if seen is None or finished is None or finished.revision <= seen.revision:
-            return
-        session = session_pb2.Session()
-        session.CopyFrom(seen)
-        session.revision = finished.revision
-        session.num_tokens += finished.usage.input_tokens + finished.usage.output_tokens
-        self._router.remember(session)
 
     async def _cancel(
         self, request: generation_pb2.CancelGenerationRequest

@@ -15,6 +15,7 @@ from pagecast.worker.v1 import worker_pb2
 from service.deadlines import Context, run_deadline
 from service.errors import PagecastError, Reason
 from service.ids import new_generation_id, new_session_id
+from service.outcomes import take_account
 from service.pool.link import RECONNECT_S, WorkerLink
 from service.router import Router
 from service.turns import Turns
@@ -38,7 +39,9 @@ async def open_session(
     if request.HasField("initial_input"):
         try:
             deadline = run_deadline(request, context)
-            session = await append(turns, link, session.session_id, request.initial_input, None, deadline)
+            session = await append(
+                router, turns, link, session.session_id, request.initial_input, None, deadline
+            )
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # the input was committed when its caller left
                 raise asyncio.CancelledError
@@ -53,6 +56,7 @@ async def open_session(
 
 
 async def append(
+    router: Router[WorkerLink],
     turns: Turns,
     link: WorkerLink,
     session_id: str,
@@ -66,6 +70,7 @@ async def append(
     call ends normally, also for a caller who left, so that its answer can be kept for a retry.
 
     Args:
+        router: Told of its end.
         turns: Runs it.
         link: The worker that holds the session.
         session_id: The session.
@@ -86,6 +91,7 @@ async def append(
         append_only=True,
     )
     turn = turns.start(link, submit)
+    take_account(router, link, session_id, turn)
     try:
         async with aclosing(turn.watch()) as events:
             async for _ in events:
@@ -113,7 +119,7 @@ async def _open_on_any(
         link = router.place(session_id, request.model)
         try:
             response = await link.settle(
-                link.call(link.stub.OpenSession, _wire(session_id, request)),
+                link.call(link.stub.OpenSession, _wire(session_id, link.owner_id, request)),
                 partial(_close, link, session_id),
             )
         except BaseException as error:
@@ -139,7 +145,9 @@ async def _close(link: WorkerLink, session_id: str) -> worker_pb2.CloseSessionRe
     return await link.call(link.stub.CloseSession, worker_pb2.CloseSessionRequest(session_id=session_id))
 
 
-def _wire(session_id: str, request: session_pb2.OpenSessionRequest) -> worker_pb2.OpenSessionRequest:
+def _wire(
+    session_id: str, owner_id: str, request: session_pb2.OpenSessionRequest
+) -> worker_pb2.OpenSessionRequest:
     """Return the worker's form of the request."""
     return worker_pb2.OpenSessionRequest(
         session_id=session_id,
@@ -148,6 +156,7 @@ def _wire(session_id: str, request: session_pb2.OpenSessionRequest) -> worker_pb
         default_sampling=request.default_sampling,
         labels=request.labels,
         priority=request.priority,
+        owner_id=owner_id,
     )
 
 

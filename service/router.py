@@ -54,18 +54,26 @@ class _Entry(Generic[W]):
         number: Orders sessions by when they were placed.
         model: Name of its model.
         worker: Who holds it; None once it is known to have failed.
-        snapshot: As it was last seen; None while it is being opened.
+        snapshot: As it was last seen, and `num_tokens` of it as it was last committed; None while it is
+            being opened.
+        is_given_up: Whether it has failed though its worker is there.
     """
 
     number: int
     model: str
     worker: W | None
     snapshot: session_pb2.Session | None = None
+    is_given_up: bool = False
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether its worker is lost."""
+        return self.worker is None or self.worker.lost.is_set()
 
     @property
     def has_failed(self) -> bool:
-        """Whether its worker is lost."""
-        return self.worker is None or self.worker.lost.is_set()
+        """Whether nothing can be done with it but to read and close it."""
+        return self.is_given_up or self.is_orphan
 
 
 class Router(Generic[W]):
@@ -90,11 +98,17 @@ class Router(Generic[W]):
         self._workers = [known for known in self._workers if not known.lost.is_set()] + [worker]
         self._known_models.add(worker.model.name)
         self._num_sessions = {id(known): self._num_sessions.get(id(known), 0) for known in self._workers}
+        for entry in self._entries.values():
+            if entry.is_orphan:
+                entry.worker = None
+        self._forget_failed()
+
+    def _forget_failed(self) -> None:
+        """Let go of the oldest failed sessions that are over the limits."""
         failed = [session_id for session_id, entry in self._entries.items() if entry.has_failed]
         num_bytes = 0
         for count, session_id in enumerate(reversed(failed), start=1):
             entry = self._entries[session_id]
-            entry.worker = None
             num_bytes += 0 if entry.snapshot is None else entry.snapshot.ByteSize()
             if count > MAX_FAILED or num_bytes > MAX_FAILED_BYTES:
                 del self._entries[session_id]
@@ -128,13 +142,15 @@ class Router(Generic[W]):
         """Return the worker that holds a session.
 
         Raises:
-            PagecastError: SESSION_FAILED where it is lost; SESSION_CLOSED or SESSION_NOT_FOUND.
+            PagecastError: SESSION_FAILED where it is lost or given up; SESSION_CLOSED or SESSION_NOT_FOUND.
         """
         entry = self._entries.get(session_id)
         if entry is not None and entry.worker is not None and not entry.has_failed:
             return entry.worker
         reason, message = Reason.SESSION_NOT_FOUND, "no session has this id"
-        if entry is not None:
+        if entry is not None and entry.is_given_up:
+            reason, message = Reason.SESSION_FAILED, "the session was given up: a turn's end is not known"
+        elif entry is not None:
             reason, message = Reason.SESSION_FAILED, "the session was lost with its worker"
         elif session_id in self._closed:
             reason, message = Reason.SESSION_CLOSED, "the session is closed"
@@ -143,8 +159,26 @@ class Router(Generic[W]):
     def remember(self, session: session_pb2.Session) -> None:
         """Keep how a session was last seen, for when its worker is gone; ids not placed are fine."""
         entry = self._entries.get(session.session_id)
-        if entry is not None:
-            entry.snapshot = _without_kv(session)
+        if entry is None:
+            return
+        known, entry.snapshot = entry.snapshot, _without_kv(session)
+        if known is not None and session.revision <= known.revision:
+            # It may count a running turn's tokens, or be older than the end of a turn that came since.
+            entry.snapshot.revision, entry.snapshot.num_tokens = known.revision, known.num_tokens
+
+    def commit(self, session_id: str, revision: int, num_tokens: int) -> None:
+        """Note how long a session's log is after a committed turn; ids not placed are fine."""
+        snapshot = self.snapshot(session_id)
+        if snapshot is not None and revision >= snapshot.revision:
+            snapshot.revision, snapshot.num_tokens = revision, num_tokens
+
+    def give_up(self, session_id: str) -> None:
+        """Let a session have failed though its worker is there; unknown and failed ids are fine."""
+        entry = self._entries.get(session_id)
+        if entry is not None and not entry.has_failed:
+            self._num_sessions[id(entry.worker)] -= 1
+            entry.is_given_up = True
+            self._forget_failed()
 
     def snapshot(self, session_id: str) -> session_pb2.Session | None:
         """Return how a session was last seen, without what its KV took; None if it is not open or failed."""
@@ -152,7 +186,7 @@ class Router(Generic[W]):
         return None if entry is None else entry.snapshot
 
     def failed(self, session_id: str) -> session_pb2.Session | None:
-        """Return a session whose worker is lost as it was last seen, FAILED; None if it has not failed."""
+        """Return a session that has failed as it was last seen, FAILED; None if it has not."""
         entry = self._entries.get(session_id)
         if entry is None or not entry.has_failed:
             return None

@@ -87,7 +87,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             link = self._router.find(request.session_id)
             revision = request.expected_revision if request.HasField("expected_revision") else None
             deadline = run_deadline(request, context)
-            session = await append(self._turns, link, request.session_id, request.input, revision, deadline)
+            session = await append(
+                self._router, self._turns, link, request.session_id, request.input, revision, deadline
+            )
             self._router.remember(session)
             return session_pb2.AppendInputResponse(session=session)
 

@@ -51,6 +51,7 @@ class Turn:
         self._departure: grpc.StatusCode | None = None
         self._failure: Exception | None = None
         self._finished: generation_pb2.GenerationFinished | None = None
+        self._num_tokens = 0
         self._is_late = False
         self._is_submitted = False
         self._is_cancel_wanted = False
@@ -75,6 +76,16 @@ class Turn:
     def finished(self) -> generation_pb2.GenerationFinished | None:
         """How it ended; None where it has not, or failed."""
         return self._finished
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the session's log after it; 0 where there is no `finished`."""
+        return self._num_tokens
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody knows how it ended."""
+        return isinstance(self._failure, PagecastError) and self._failure.reason is Reason.WORKER_LOST
 
     @property
     def num_bytes(self) -> int:
@@ -174,6 +185,7 @@ class Turn:
         if response.HasField("finished"):
             self._finished = response.finished
             self._is_late = event.is_late
+            self._num_tokens = event.num_tokens
         self._events.put(response)
 
     def _want_cancel(self) -> None:

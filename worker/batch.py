@@ -203,6 +203,7 @@ class Finished:
         ttft_ns: Submit to the first token; 0 if there was none.
         e2e_ns: Submit to the end.
         revision: The session's, after the turn.
+        num_tokens: Length of its log, after the turn.
         plan_counters: This turn's steps.
         is_late: Whether the caller's deadline ended it, whose policy keeps what there is.
     """
@@ -216,6 +217,7 @@ class Finished:
     ttft_ns: int
     e2e_ns: int
     revision: int
+    num_tokens: int
     plan_counters: PlanCounters
     is_late: bool = False
 

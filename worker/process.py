@@ -100,6 +100,7 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
         version=importlib.metadata.version("pagecast"),
         num_kv_blocks=config.num_kv_blocks,
         log_token=lambda event: _log_token(log, event),
+        log_gone=lambda num_sessions: log.warning("gateway_gone", num_sessions=num_sessions),
     )
     # From here on a signal means a clean stop; before, nothing is held that needs one.
     for number in (signal.SIGTERM, signal.SIGINT):

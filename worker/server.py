@@ -7,9 +7,9 @@ input never stalls the engine's steps.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -21,10 +21,12 @@ from worker.commands import SessionView
 from worker.engine import Engine
 from worker.errors import Refused
 from worker.intake import Intake
+from worker.owners import OwnerGone, Owners
 from worker.reports import ReportRing
 from worker.wire import event_to_wire, refusal_to_wire, sampling_to_wire, session_to_wire
 
 ServerContext = grpc.aio.ServicerContext[Any, Any]
+Result = TypeVar("Result")
 
 # A session can move on while an input is tokenised only when turns of one session race; each
 # retry means that another turn was committed in between.
@@ -53,6 +55,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         version: Of the Pagecast distribution.
         num_kv_blocks: Size of the pool.
         log_token: Writes one token's event to the log; called on the asyncio thread.
+        log_gone: Writes that a gateway is gone and how many sessions were closed with it; called there too.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         version: str,
         num_kv_blocks: int,
         log_token: Callable[[TokenDrawn], None],
+        log_gone: Callable[[int], None],
     ) -> None:
         self._engine = engine
         self._intake = intake
@@ -73,7 +77,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._log_token = log_token
         self._instance_id = secrets.token_hex(8)
         self._streams: dict[str, _Stream] = {}
-        self._submits: set[asyncio.Task[worker_pb2.SubmitAccepted]] = set()
+        self._owners = Owners(lambda session_id: self._do(commands.CloseSession(session_id)), log_gone)
+        self._background: set[asyncio.Task[Any]] = set()
         self._tokenising = asyncio.Semaphore(_MAX_TOKENISING)
         self._ring = ReportRing()
 
@@ -118,9 +123,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def OpenSession(
         self, request: worker_pb2.OpenSessionRequest, context: ServerContext
     ) -> worker_pb2.OpenSessionResponse:
-        """Opens an empty session."""
+        """Opens an empty session; goes on when the call is cancelled, so that it has its owner."""
         try:
-            view = await self._do(requests.open_session(request, self._intake))
+            view = await self._to_its_end(self._open(request))
         except Refused as refused:
             return worker_pb2.OpenSessionResponse(refusal=refusal_to_wire(refused))
         return worker_pb2.OpenSessionResponse(session=self._session(view))
@@ -167,6 +172,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             view = await self._do(commands.CloseSession(request.session_id))
         except Refused as refused:
             return worker_pb2.CloseSessionResponse(refusal=refusal_to_wire(refused))
+        self._owners.closed(request.session_id)
         session = self._session(view)
         session.state = session_pb2.SESSION_STATE_CLOSED
         return worker_pb2.CloseSessionResponse(session=session)
@@ -178,11 +184,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
         Goes on when the call is cancelled, so that the Cancel that follows finds what it ends.
         """
-        task = asyncio.create_task(self._submit(request, received_ns=time.monotonic_ns()))
-        self._submits.add(task)
-        task.add_done_callback(self._forget_submit)
         try:
-            accepted = await asyncio.shield(task)
+            accepted = await self._to_its_end(self._submit(request, received_ns=time.monotonic_ns()))
         except Refused as refused:
             return worker_pb2.SubmitResponse(refusal=refusal_to_wire(refused))
         return worker_pb2.SubmitResponse(accepted=accepted)
@@ -230,13 +233,21 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[worker_pb2.StreamStepsResponse]:
         """Every report after the one that the reader has; OUT_OF_RANGE if that one's next is gone."""
         try:
-            async for report in self._ring.follow(request.after_report):
-                yield report
+            with self._owners.reading(request.owner_id):
+                async for report in self._ring.follow(request.after_report):
+                    yield report
         except LookupError as error:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
+        except OwnerGone as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     async def _do(self, command: commands.Command) -> SessionView:
         return await asyncio.wrap_future(self._engine.post(command))
+
+    async def _open(self, request: worker_pb2.OpenSessionRequest) -> SessionView:
+        view = await self._do(requests.open_session(request, self._intake))
+        self._owners.opened(request.owner_id, request.session_id)
+        return view
 
     async def _submit(
         self, request: worker_pb2.SubmitRequest, *, received_ns: int
@@ -272,8 +283,15 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         if not generation_id or generation_id in self._streams:
             raise Refused("FIELD_INVALID", "a generation id is new and not empty", field="generation_id")
 
-    def _forget_submit(self, task: asyncio.Task[worker_pb2.SubmitAccepted]) -> None:
-        self._submits.discard(task)
+    async def _to_its_end(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Await `work`, which goes on when the caller is cancelled."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._background.discard(task)
         if not task.cancelled():
             task.exception()  # read, so that a refusal that nobody waits for any more is no error
 

@@ -163,6 +163,7 @@ class Turn:
             ttft_ns=self.ttft_ns,
             e2e_ns=now_ns - self.asked.received_ns,
             revision=self.session.revision,
+            num_tokens=self.session.num_tokens,
             plan_counters=replace(self.generation.plan_counters),
             is_late=is_late,
         )

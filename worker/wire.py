@@ -137,7 +137,10 @@ def event_to_wire(
             return [worker_pb2.GenerationEvent(generation_id=generation_id, chunk=chunk)]
         case Finished():
             end = worker_pb2.GenerationEvent(
-                generation_id=generation_id, finished=_finished(event), is_late=event.is_late
+                generation_id=generation_id,
+                finished=_finished(event),
+                is_late=event.is_late,
+                num_tokens=event.num_tokens,
             )
             events = [end]
             if event.text:

@@ -1,30 +1,40 @@
-"""The blocking client's channel and streams. Knows no session; what comes in and out is `_turn`'s."""
+"""The blocking client's channel and streams. Knows no session; what comes in and out is `_turn`'s.
 
+All that is gRPC's is done by `_grpc_thread`, out of reach of signals.
+"""
+
+import contextlib
 from collections.abc import Iterator
+from functools import partial
+from queue import Empty
 from typing import Self, TypeVar
 
 import grpc
 
-from pagecast import _checks, _failures, _requests, errors
+from pagecast import _checks, _requests, errors
+from pagecast._grpc_thread import GrpcThread, Stream
 from pagecast._turn import Turn
 from pagecast.v1 import generation_pb2, generation_pb2_grpc, model_pb2_grpc, session_pb2_grpc
 from pagecast.values import Chunk, Result
 
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
+# Closing is at once; should it ever not be, whoever ends a program must not wait for it.
+_CLOSE_TIMEOUT_S = 5.0
 
 
 class Connection:
     """A channel and its stubs, shared by a client and its sessions."""
 
     def __init__(self, target: str, timeout_s: float) -> None:
-        self.channel = grpc.insecure_channel(
+        self._timeout_s = _checks.timeout_s(timeout_s)
+        self._channel = grpc.insecure_channel(
             _checks.text("target", target), options=_requests.CHANNEL_OPTIONS
         )
-        self.sessions = session_pb2_grpc.SessionServiceStub(self.channel)
-        self.generations = generation_pb2_grpc.GenerationServiceStub(self.channel)
-        self.models = model_pb2_grpc.ModelServiceStub(self.channel)
-        self._timeout_s = _checks.timeout_s(timeout_s)
+        self.sessions = session_pb2_grpc.SessionServiceStub(self._channel)
+        self.generations = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        self.models = model_pb2_grpc.ModelServiceStub(self._channel)
+        self.thread = GrpcThread()
 
     def call(
         self,
@@ -34,10 +44,12 @@ class Connection:
     ) -> _Answer:
         """Make one call within `timeout_s`, or the client's own deadline."""
         deadline_s = self._timeout_s if timeout_s is None else _checks.timeout_s(timeout_s)
-        try:
-            return method(request, timeout=deadline_s)
-        except grpc.RpcError as error:
-            raise _failures.decode(error, deadline_s) from error
+        return self.thread.call(partial(method.future, request, timeout=deadline_s), deadline_s)
+
+    def close(self) -> None:
+        """End the channel and the calls on it."""
+        with contextlib.suppress(Empty):
+            self.thread.run(self._channel.close, _CLOSE_TIMEOUT_S)
 
 
 class Generation(Iterator[Chunk]):
@@ -49,9 +61,10 @@ class Generation(Iterator[Chunk]):
     def __init__(
         self, connection: Connection, request: generation_pb2.GenerateRequest, timeout_s: float | None
     ) -> None:
+        timeout_s = _checks.timeout_s(timeout_s)
         self._turn = Turn()
-        self._timeout_s = _checks.timeout_s(timeout_s)
-        self._call = connection.generations.Generate(request, timeout=self._timeout_s)
+        start = partial(connection.generations.Generate, request, timeout=timeout_s)
+        self._stream: Stream[generation_pb2.GenerateResponse] = Stream(connection.thread, start, timeout_s)
 
     @property
     def generation_id(self) -> str | None:
@@ -75,16 +88,18 @@ class Generation(Iterator[Chunk]):
 
     def __next__(self) -> Chunk:
         try:
-            for response in self._call:
-                chunk = self._turn.fold(response)
+            while (response := self._stream.next()) is not None:
+                # What had been read ahead of a cancel is not given out after it.
+                chunk = None if self._turn.is_cancelled else self._turn.fold(response)
                 if chunk is not None:
                     return chunk
             self._turn.check_ended()
-        except grpc.RpcError as error:
-            raise self._failed(_failures.decode(error, self._timeout_s)) from error
         except errors.BrokenStream as error:
             self.cancel()
             raise self._failed(error) from None
+        except errors.PagecastError as error:
+            self._failed(error)
+            raise
         raise StopIteration
 
     def wait(self) -> Result:
@@ -95,7 +110,7 @@ class Generation(Iterator[Chunk]):
 
     def cancel(self) -> None:
         """End the call now; reading on raises `Cancelled`. Does nothing once it has ended."""
-        self._turn.is_cancelled = bool(self._call.cancel()) or self._turn.is_cancelled
+        self._turn.is_cancelled = self._stream.cancel() or self._turn.is_cancelled
 
     def _failed(self, error: errors.PagecastError) -> errors.PagecastError:
         self._turn.failure = str(error)

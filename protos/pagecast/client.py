@@ -86,7 +86,7 @@ class Client:
 
     def close(self) -> None:
         """End the connection and the calls on it. Sessions stay open on the server."""
-        self._connection.channel.close()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self

@@ -55,7 +55,10 @@ def client_of(target: str | None) -> Iterator[pagecast.Client]:
     except pagecast.Unavailable as error:
         if error.reason != "UNAVAILABLE":
             fail(str(error))
-        # The transport's own reason: nobody answered there.
+        # The transport's own reason: nobody answered there. Its words tell a port where nobody listens
+        # from one where a connection comes about, and then nothing (HTTP/2 begins with SETTINGS).
+        if "before receiving SETTINGS" in str(error):
+            fail(f"UNAVAILABLE: {settings.target} accepts connections and does not answer")
         fail(f"UNAVAILABLE: no server answers at {settings.target}; start one with: pagecast serve")
     except (pagecast.PagecastError, CommandError) as error:
         fail(str(error))
@@ -88,7 +91,10 @@ def _flag(location: tuple[int | str, ...]) -> str:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP unwind, so that sessions are closed on the way; an ignored one stays so."""
+    """Makes SIGTERM and SIGHUP unwind, so that sessions are closed on the way; an ignored one stays so.
+
+    The client keeps gRPC out of reach of what they raise.
+    """
     before = {
         number: handler
         for number in (signal.SIGTERM, signal.SIGHUP)

@@ -1,12 +1,14 @@
 """A conversation at a terminal: prompt, streamed reply, commands. Knows no flags and no exit codes."""
 
 import time
+from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 
 import pagecast
 from service.commands.conversation import SESSION_GONE, Conversation
-from service.commands.interrupts import cancel_on_interrupt
+from service.commands.interrupts import Interrupts
 from service.commands.replies import PLANS, stream, tell_limit, timing_line
 from service.commands.sessions import details, plan_name
 from service.terminal import LineDiscarded, Output, read_line, tell, visible
@@ -20,7 +22,8 @@ HELP = """\
 /new                a new session, with an empty history
 /help               this
 /quit               end (so do Ctrl-D, and Ctrl-C twice at an empty prompt)
-Ctrl-C during a reply cuts it short; what was shown stays in the history.
+Ctrl-C during a reply cuts it short; what was shown stays in the history. During a command it
+leaves the command.
 A message that begins with / is sent if it begins with //.
 """
 _USAGES = {"/plan": "/plan once|replan"} | {
@@ -45,33 +48,62 @@ def chat_terminal(conversation: Conversation, out: Output, console: Console, *, 
         pagecast.Unavailable: The server is gone, or no worker came back in time.
     """
     tell(console, "/help lists the commands")
-    while (line := _line(console)) is not None:
+    with Interrupts() as interrupts:
+        _talk(_Chat(conversation, out, console, interrupts, show_timing))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """What the parts of a conversation at a terminal share."""
+
+    conversation: Conversation
+    out: Output
+    console: Console
+    interrupts: Interrupts
+    show_timing: bool
+
+
+def _talk(chat: _Chat) -> None:
+    while (line := _line(chat)) is not None:
         text = line.strip()
         if text in {"/quit", "/exit"}:
             return
         if not text:
             continue
         try:
-            if text.startswith("/") and not text.startswith("//"):
-                _command(text, conversation, out, console)
-            else:
-                message = text.removeprefix("/") if text.startswith("//") else line
-                _reply(conversation, message, out, console, show_timing=show_timing)
-        except SESSION_GONE as error:
-            tell(console, f"the session is gone ({error}): a new one begins, with an empty history")
-            _reopen(conversation, console)
-        except pagecast.Unavailable:
-            raise
-        except pagecast.PagecastError as error:
-            _tell_error(console, error)
+            _take(text, line, chat)
+        except KeyboardInterrupt:  # raised where something was waited for
+            chat.console.out()
+            tell(chat.console, "interrupted")
 
 
-def _line(console: Console) -> str | None:
+def _take(text: str, line: str, chat: _Chat) -> None:
+    """Do what a line says. Raises KeyboardInterrupt where Ctrl-C came while something was waited for."""
+    try:
+        if text.startswith("/") and not text.startswith("//"):
+            _command(text, chat)
+        else:
+            _reply(text.removeprefix("/") if text.startswith("//") else line, chat)
+    except SESSION_GONE as error:
+        tell(chat.console, f"the session is gone ({error}): a new one begins, with an empty history")
+        try:
+            _reopen(chat)
+        except KeyboardInterrupt:
+            chat.console.out()
+            tell(chat.console, "interrupted; the next message looks for a worker again")
+    except pagecast.Unavailable:
+        raise
+    except pagecast.PagecastError as error:
+        _tell_error(chat.console, error)
+
+
+def _line(chat: _Chat) -> str | None:
     """The next line; None at the input's end. Raises KeyboardInterrupt at the second Ctrl-C on none."""
-    is_warned = False
+    is_warned, console = False, chat.console
+    chat.interrupts.forget()  # who pressed while a reply ended meant the reply
     while True:
         try:
-            line = read_line(PROMPT)
+            line = chat.interrupts.raised(partial(read_line, PROMPT))
         except EOFError:
             console.out()
             return None
@@ -91,16 +123,23 @@ def _line(console: Console) -> str | None:
             return line
 
 
-def _reply(
-    conversation: Conversation, text: str, out: Output, console: Console, *, show_timing: bool
-) -> None:
-    with conversation.turn(text) as generation, cancel_on_interrupt(conversation.session, generation):
+def _reply(text: str, chat: _Chat) -> None:
+    conversation, console = chat.conversation, chat.console
+    try:
+        chat.interrupts.raised(conversation.look)
+    except KeyboardInterrupt:
+        console.out()
+        tell(console, "cut short before it was sent; nothing of this turn is in the history")
+        return
+    with (
+        conversation.turn(text) as generation,
+        chat.interrupts.cancelling(conversation.session, generation),
+    ):
         try:
-            stream(generation, out, console)
+            stream(generation, chat.out, console)
         except (*SESSION_GONE, pagecast.Unavailable):
             raise
         except pagecast.PagecastError as error:
-            # Within the block, so that a press more while the server is asked does not end the program.
             _tell_failed(conversation, generation, error, console)
             return
     result = generation.result
@@ -110,7 +149,7 @@ def _reply(
         tell(console, "the context is full; /new begins a new session")
     else:
         tell_limit(result, console)
-    if show_timing:
+    if chat.show_timing:
         tell(console, timing_line(result))
 
 
@@ -142,39 +181,47 @@ def _tell_error(console: Console, error: pagecast.PagecastError) -> None:
     console.out(f"error: {visible(str(error))}", highlight=False)
 
 
-def _command(text: str, conversation: Conversation, out: Output, console: Console) -> None:
+def _command(text: str, chat: _Chat) -> None:
+    conversation, console, raised = chat.conversation, chat.console, chat.interrupts.raised
     name, *arguments = text.split()
     if name == "/plan" and not arguments:
-        tell(console, f"plan: {plan_name(conversation.session.get())}")
+        tell(console, f"plan: {plan_name(raised(conversation.session.get))}")
     elif name == "/plan" and len(arguments) == 1 and arguments[0].lower() in PLANS:
-        conversation.use_plan(PLANS[arguments[0].lower()])
+        raised(partial(conversation.use_plan, PLANS[arguments[0].lower()]))
         tell(console, f"plan: {arguments[0].lower()}")
     elif name == "/info" and not arguments:
-        out.write(details(conversation.session.get()))
+        chat.out.write(details(raised(conversation.session.get)))
     elif name == "/new" and not arguments:
-        conversation.restart()
+        with conversation.waiting():
+            raised(conversation.restart)
         tell(console, f"session {conversation.session.session_id}")
     elif name == "/help" and not arguments:
-        out.write(HELP)
+        chat.out.write(HELP)
     elif name in _USAGES:
         console.out(f"usage: {_USAGES[name]}", highlight=False)
     else:
         console.out(f"error: no command {visible(name)!r}; /help lists them", highlight=False)
 
 
-def _reopen(conversation: Conversation, console: Console) -> None:
-    """Open a new session, and wait for a worker that is not back yet."""
+def _reopen(chat: _Chat) -> None:
+    """Open a new session, and wait for a worker that is not back yet.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came.
+        pagecast.Unavailable: None came back in time.
+    """
     deadline_s = time.monotonic() + REOPEN_TIMEOUT_S
     waited = False
     while True:
         try:
-            conversation.restart()
+            with chat.conversation.waiting():
+                chat.interrupts.raised(chat.conversation.restart)
         except (pagecast.NoWorker, pagecast.ModelNotFound):
             if time.monotonic() > deadline_s:
                 raise
             if not waited:
-                tell(console, "waiting for a worker")
+                tell(chat.console, "waiting for a worker")
             waited = True
-            time.sleep(0.5)
+            chat.interrupts.raised(partial(time.sleep, 0.5))
         else:
             return

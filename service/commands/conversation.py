@@ -52,10 +52,16 @@ class Conversation:
         self._model, self.session = open_session(client, choices, console)
         self._before = session_pb2.Session()  # as it was before the last turn
 
-    def turn(self, text: str) -> pagecast.Generation:
-        """Send a user message; a reply that is cut short stays in the history as far as it got."""
-        content: pagecast.TurnInput = text
+    def look(self) -> None:
+        """See how the session is before the next turn."""
         self._before = self.session.get()
+
+    def turn(self, text: str) -> pagecast.Generation:
+        """Send a user message, after `look`; waits for nothing.
+
+        A reply that is cut short stays in the history as far as it got.
+        """
+        content: pagecast.TurnInput = text
         # A turn that failed may have left nothing, and the system message not either.
         if self._system is not None and not self._before.num_tokens:
             content = [pagecast.Message("system", self._system), pagecast.Message("user", text)]
@@ -96,11 +102,13 @@ class Conversation:
         Raises:
             pagecast.PagecastError: None can be opened; the old one stays.
         """
-        old = self.session
-        with Waiting(self._console, "waiting for the server"):
-            self.session = self._client.open_session(self._model, plan=self.plan)
+        old, self.session = self.session, self._client.open_session(self._model, plan=self.plan)
         with contextlib.suppress(pagecast.PagecastError):  # it may be gone
             old.close()
+
+    def waiting(self) -> Waiting:
+        """Shows, within its block, that the server is being waited for."""
+        return Waiting(self._console, "waiting for the server")
 
     def __enter__(self) -> Self:
         return self
@@ -130,6 +138,7 @@ def chat_lines(
     for line in lines:
         if not line.strip():
             continue
+        conversation.look()
         with conversation.turn(line) as generation:
             stream(generation, out, console)
         tell_limit(generation.result, console)

@@ -5,6 +5,7 @@ Knows the worker protocol; does not know sessions, clients or how the worker was
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -66,6 +67,7 @@ class WorkerLink:
         stub: For `call`.
         model: What the worker serves.
         instance_id: Of the worker's process.
+        owner_id: Of the sessions opened over this link, which the worker closes when the link is gone.
         lost: Set once the worker is lost or the link is closed.
         is_hung: Whether it was lost because it answered no more; its process may still be there.
     """
@@ -84,6 +86,7 @@ class WorkerLink:
         self.stub = worker_pb2_grpc.WorkerServiceStub(channel)
         self.model: model_pb2.Model = info.model
         self.instance_id: str = info.instance_id
+        self.owner_id = secrets.token_hex(8)
         self.lost = asyncio.Event()
         self.is_hung = False
         self._channel = channel
@@ -93,7 +96,7 @@ class WorkerLink:
         self._step_timeout_s = step_timeout_s
         self._log = log.bind(worker=info.instance_id)
         self._background: set[asyncio.Task[Any]] = set()
-        self._steps = StepReader(self.stub, metadata, self._log)
+        self._steps = StepReader(self.stub, self.owner_id, metadata, self._log)
         self._reader = asyncio.create_task(self._read(), name="step-reader")
         self._prober = asyncio.create_task(self._probe_on(), name="worker-prober")
 
@@ -231,8 +234,7 @@ class WorkerLink:
         """Read reports, coming back after the last one for as long as the worker is there."""
         try:
             while True:
-                await self._steps.read()
-                if not await self._is_there():
+                if not await self._steps.read() or not await self._is_there():
                     break
         except Exception as error:  # noqa: BLE001  streams must fail, not hang, whatever happens here
             self._log.error("step_reader_failed", exc_info=error)

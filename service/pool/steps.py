@@ -20,6 +20,11 @@ def worker_lost() -> PagecastError:
     return PagecastError(Reason.WORKER_LOST, "the worker that holds this session is lost")
 
 
+def outcome_unknown() -> PagecastError:
+    """Return the error of a turn whose end was told, maybe, in a report that is no longer kept."""
+    return PagecastError(Reason.WORKER_LOST, "how this turn ended is not known: its worker was out of reach")
+
+
 class StepReader:
     """Hands the events of one worker's reports to those who follow them.
 
@@ -29,9 +34,14 @@ class StepReader:
 
     # Quoted type: in the stubs of grpc only.
     def __init__(
-        self, stub: "worker_pb2_grpc.WorkerServiceAsyncStub", metadata: Metadata, log: FilteringBoundLogger
+        self,
+        stub: "worker_pb2_grpc.WorkerServiceAsyncStub",
+        owner_id: str,
+        metadata: Metadata,
+        log: FilteringBoundLogger,
     ) -> None:
         self.last_report = 0
+        self._owner_id = owner_id
         self._stub = stub
         self._metadata = metadata
         self._log = log
@@ -48,11 +58,18 @@ class StepReader:
         try:
             yield mailbox
         finally:
-            del self._mailboxes[generation_id]
+            self._mailboxes.pop(generation_id, None)
 
-    async def read(self) -> None:
-        """Hand out reports until the stream breaks. Raises grpc.aio.AioRpcError for a bug of the worker."""
-        request = worker_pb2.StreamStepsRequest(after_report=self.last_report)
+    async def read(self) -> bool:
+        """Hand out reports until the stream breaks.
+
+        Returns:
+            Whether coming back makes sense: not where the worker has closed this owner's sessions.
+
+        Raises:
+            grpc.aio.AioRpcError: A bug of the worker.
+        """
+        request = worker_pb2.StreamStepsRequest(after_report=self.last_report, owner_id=self._owner_id)
         try:
             async for message in self._stub.StreamSteps(request, metadata=self._metadata):
                 self._hand_out(message)
@@ -62,13 +79,17 @@ class StepReader:
                 if self.last_report == 0:
                     raise
                 # The next report is no longer kept: what it told cannot be known any more.
-                self._fail_all()
+                # Nor may a turn go on behind the gap, which its caller would not see.
+                self._fail_all(outcome_unknown())
+                self._mailboxes.clear()
                 self.last_report = 0
+            return error.code() is not grpc.StatusCode.FAILED_PRECONDITION
+        return True
 
     def end(self) -> None:
         """Fail every generation that is followed, now and later."""
         self._has_ended = True
-        self._fail_all()
+        self._fail_all(worker_lost())
 
     def _hand_out(self, message: worker_pb2.StreamStepsResponse) -> None:
         self.last_report = message.report
@@ -77,6 +98,6 @@ class StepReader:
             if mailbox is not None:
                 mailbox.put(event)
 
-    def _fail_all(self) -> None:
+    def _fail_all(self, error: PagecastError) -> None:
         for mailbox in self._mailboxes.values():
-            mailbox.fail(worker_lost())
+            mailbox.fail(error)

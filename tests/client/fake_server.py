@@ -7,6 +7,7 @@ ends before the first of its stop sequences, and the logprob of a token is minus
 
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
@@ -58,6 +59,7 @@ class FakeServer(
         self.models = ["tiny"]
         self.requests: list[Any] = []
         self.refusals: dict[str, Refusal] = {}  # by RPC name
+        self.delays_s: dict[str, float] = {}  # so too
         self.script: list[generation.GenerateResponse] | None = None
         self.sampling = session.SamplingParams(temperature=0.0, seed=7)
         self.hold_after: int | None = None  # tokens, then wait for a cancel from either side
@@ -92,6 +94,7 @@ class FakeServer(
 
     def _note(self, name: str, request: Any, context: grpc.ServicerContext) -> None:
         self.requests.append(request)
+        time.sleep(self.delays_s.get(name, 0.0))
         if name in self.refusals:
             self.refusals[name].abort(context)
         session_id = getattr(request, "session_id", "")

@@ -77,6 +77,7 @@ async def test_what_came_stays_readable_when_the_turn_ends_in_an_exception(fake:
         ):
             _ = generation.result
         assert generation.text.startswith("a")
+        assert await asyncio.to_thread(fake.ended.wait, 5)  # before the server is told otherwise
         fake.hold_after, fake.fail_after = None, 2
         generation = session.generate("abc")
         with pytest.raises(pagecast.WorkerLost):

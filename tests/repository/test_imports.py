@@ -38,10 +38,14 @@ WORKER_ROOMS: dict[str, set[str]] = {
     "memory": set(),
     "checks": {"errors", "params"},
     "intake": {"checks", "commands", "detokenize", "errors", "model", "params"},
+    "owners": {"errors"},
     "reports": set(),
     "wire": {"batch", "commands", "errors", "params"},
     "requests": {"checks", "commands", "errors", "intake", "params", "wire"},
-    "server": {"batch", "commands", "engine", "errors", "intake", "reports", "requests", "wire"},
+    "server": {
+        *("batch", "commands", "engine", "errors", "intake", "owners", "reports"),
+        *("requests", "wire"),
+    },
 }
 # What each top-level package may import of the others.
 PACKAGES = {

@@ -28,7 +28,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         append_gate: The end of an append waits for it.
         batch_gate: BatchGetSessions waits for it before it answers.
         calls: Names of the calls on sessions, in their order.
+        owners: Owner of each session that was opened, by its id.
         num_readers: StreamSteps calls that are open.
+        is_owner_gone: Whether StreamSteps refuses as for an owner whose sessions were closed.
     """
 
     def __init__(self, folder: Path, *, name: str = "tiny", version: str = "0.1.0") -> None:
@@ -52,7 +54,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.batch_gate.set()
         self.drops_late = False
         self.calls: list[str] = []
+        self.owners: dict[str, str] = {}
         self.num_readers = 0
+        self.is_owner_gone = False
         self.first_kept = 1
         self._reports: list[worker_pb2.StreamStepsResponse] = []
         self._news = asyncio.Condition()
@@ -94,15 +98,17 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         generation_id: str,
         reason: generation_pb2.FinishReason = generation_pb2.FINISH_REASON_EOS,
         *,
+        revision: int = 1,
+        num_tokens: int = 5,
         is_late: bool = False,
     ) -> None:
         finished = generation_pb2.GenerationFinished(
             finish_reason=reason,
-            revision=1,
+            revision=revision,
             usage=generation_pb2.Usage(input_tokens=3, cached_tokens=2, output_tokens=2),
             plan_stats=session_pb2.PlanStats(builds=1, reuses=4),
         )
-        await self.emit(generation_id, finished=finished, is_late=is_late)
+        await self.emit(generation_id, finished=finished, is_late=is_late, num_tokens=num_tokens)
 
     async def cut_streams(self) -> None:
         """End every StreamSteps call with UNAVAILABLE, as a broken connection would."""
@@ -130,6 +136,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             priority=request.priority,
         )
         self.sessions[request.session_id] = session
+        self.owners[request.session_id] = request.owner_id
         return worker_pb2.OpenSessionResponse(session=session)
 
     async def GetSession(
@@ -220,7 +227,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         session.revision += 1
         session.num_tokens += len(request.input.text)
         finished = generation_pb2.GenerationFinished(revision=session.revision)
-        await self.emit(request.generation_id, finished=finished)
+        await self.emit(request.generation_id, finished=finished, num_tokens=session.num_tokens)
 
     async def _drop_late(self, request: worker_pb2.SubmitRequest) -> None:
         await asyncio.sleep(request.deadline.ToNanoseconds() / 1e9)
@@ -231,8 +238,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def StreamSteps(
         self, request: worker_pb2.StreamStepsRequest, context: Context
     ) -> AsyncIterator[worker_pb2.StreamStepsResponse]:
+        if self.is_owner_gone:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "gone")
         self.num_readers += 1
-        cut, last = self._cut, request.after_report
+        cut, last = self._cut, request.after_report or self.first_kept - 1
         try:
             while self._cut == cut:
                 if last + 1 < self.first_kept:

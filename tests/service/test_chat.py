@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import pagecast
 from pagecast.v1 import generation_pb2, session_pb2
 from service.cli import main
-from service.commands.interrupts import cancel_on_interrupt
+from service.commands.interrupts import Interrupts
 from tests.client.fake_server import FakeServer, Refusal
 
 CLOSED = session_pb2.SESSION_STATE_CLOSED
@@ -107,7 +107,11 @@ def test_a_reply_that_ended_by_itself_leaves_ctrl_c_as_it_was(fake: FakeServer) 
     before = signal.getsignal(signal.SIGINT)
     with pagecast.Client(fake.target) as client:
         session = client.open_session("tiny")
-        with session.generate("abc") as generation, cancel_on_interrupt(session, generation):
+        with (
+            Interrupts() as interrupts,
+            session.generate("abc") as generation,
+            interrupts.cancelling(session, generation),
+        ):
             assert signal.getsignal(signal.SIGINT) is not before
             assert generation.wait().text == "abc"
             os.kill(os.getpid(), signal.SIGINT)  # too late: nothing runs, and nothing is raised

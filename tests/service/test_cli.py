@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,6 +101,20 @@ def test_timeout_is_the_deadline(fake: FakeServer) -> None:
 def test_no_server_says_how_to_start_one(command: list[str]) -> None:
     result = run(*command, "--target", "127.0.0.1:1")
     line = "error: UNAVAILABLE: no server answers at 127.0.0.1:1; start one with: pagecast serve\n"
+    assert (result.exit_code, result.stderr) == (1, line)
+
+
+def test_a_port_that_accepts_and_does_not_answer_is_told_apart(fake: FakeServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        # How long gRPC gives a connection until it has come about.
+        options = [("grpc.min_reconnect_backoff_ms", 300)]
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        with grpc.insecure_channel(target, options=options) as channel, pytest.raises(grpc.RpcError) as error:
+            channel.unary_unary("/any/call")(b"", timeout=10)
+    words: str = error.value.details()
+    fake.refusals["ListModels"] = Refusal(grpc.StatusCode.UNAVAILABLE, message=words)
+    result = run("models", "--target", fake.target)
+    line = f"error: UNAVAILABLE: {fake.target} accepts connections and does not answer\n"
     assert (result.exit_code, result.stderr) == (1, line)
 
 

@@ -22,6 +22,7 @@ class Worker:
     def __init__(self, file: GgufFile) -> None:
         self.harness = Harness(file, clock_ns=time.monotonic_ns)
         self.logged: list[TokenDrawn] = []
+        self.gone: list[int] = []
         assert file.tokenizer.chat_template is not None
         template = ChatTemplate(file.tokenizer.chat_template, self.harness.tokenizer)
         self.service = WorkerService(
@@ -31,6 +32,7 @@ class Worker:
             version="test",
             num_kv_blocks=64,
             log_token=self.logged.append,
+            log_gone=self.gone.append,
         )
         self.events: dict[str, list[worker_pb2.GenerationEvent]] = {}
         self._ends: dict[str, asyncio.Event] = {}
