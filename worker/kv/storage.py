@@ -6,6 +6,8 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from worker.kv.pages import zeros_on_huge_pages
+
 _allocation_ids = count(1)
 CPU = torch.device("cpu")
 
@@ -13,12 +15,14 @@ CPU = torch.device("cpu")
 class KvStorage:
     """One zeroed tensor for the keys and values of all layers, block by block.
 
-    Block-major, so that a block is one contiguous piece that can be copied out and back whole.
+    Block-major, so that a block is one contiguous piece that can be copied out and back whole. Within a
+    block each head is dense: its keys [head_size, block_size], so that a vector holds as many tokens in the
+    dot products, its values [block_size, head_size], so that it holds elements in the weighted sum.
 
     Attributes:
-        data: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_size] float32.
+        data: [num_blocks, num_layers, 2, num_kv_heads, block_size * head_size] float32; keys first.
         keys: Per layer a view [num_blocks, block_size, num_kv_heads, head_size] of `data`.
-        values: As `keys`.
+        values: As `keys`, of other strides.
         allocation_id: Names this allocation; never used again in this process.
 
     Raises:
@@ -51,11 +55,14 @@ class KvStorage:
         self.num_kv_heads = num_kv_heads
         self.head_size = head_size
         self.allocation_id = next(_allocation_ids)
-        self.data: Tensor = torch.zeros(
-            num_blocks, num_layers, 2, block_size, num_kv_heads, head_size, device=device
-        )
-        self.keys: tuple[Tensor, ...] = self.data[:, :, 0].unbind(1)
-        self.values: tuple[Tensor, ...] = self.data[:, :, 1].unbind(1)
+        shape = num_blocks, num_layers, 2, num_kv_heads, block_size * head_size
+        on_host = device.type == "cpu"
+        self.data: Tensor = zeros_on_huge_pages(*shape) if on_host else torch.zeros(*shape, device=device)
+        lead = num_blocks, num_layers, num_kv_heads
+        keys = self.data[:, :, 0].view(*lead, head_size, block_size).permute(0, 1, 4, 2, 3)
+        values = self.data[:, :, 1].view(*lead, block_size, head_size).permute(0, 1, 3, 2, 4)
+        self.keys: tuple[Tensor, ...] = keys.unbind(1)
+        self.values: tuple[Tensor, ...] = values.unbind(1)
 
     @property
     def num_bytes(self) -> int:

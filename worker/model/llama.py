@@ -14,9 +14,12 @@ from worker.kernels import ops
 from worker.model.config import LlamaConfig
 from worker.model.rope import rope_tables
 from worker.model.weights.gguf import GgufFile
+from worker.model.weights.store import WeightStore
 
 _instance_ids = count(1)
 CPU = torch.device("cpu")
+ROPE_TABLES = ("rope.cos", "rope.sin")
+"""Names of the rotation tables among a model's tensors."""
 
 
 class KvLayers(Protocol):
@@ -37,8 +40,8 @@ class LlamaModel:
 
     Attributes:
         config: Sizes.
-        weights: float32 by GGUF name, [out, in]; `output.weight` is always there, tied or not.
-        constants: All tensors that the step reads beside its inputs and the KV, by name.
+        store: All tensors that the step reads beside its inputs and the KV: weights by GGUF name, [out, in],
+            with `output.weight` always there, tied or not, and the tables `rope.cos` and `rope.sin`.
         instance_id: Names this instance; never used again in this process.
     """
 
@@ -48,17 +51,20 @@ class LlamaModel:
         weights = {name: tensor.to(device) for name, tensor in tensors.items()}
         frequency_factors = weights.pop("rope_freqs.weight", None)
         weights.setdefault("output.weight", weights["token_embd.weight"])
-        self.config = config
-        self.weights = weights
-        self.instance_id = next(_instance_ids)
         cos, sin = rope_tables(
             head_size=config.head_size,
             theta=config.rope_theta,
             max_context_tokens=config.max_context_tokens,
             frequency_factors=frequency_factors,
         )
-        self._cos, self._sin = cos.to(device), sin.to(device)
-        self.constants: dict[str, Tensor] = {**weights, "rope.cos": self._cos, "rope.sin": self._sin}
+        self.config = config
+        self.store = WeightStore({**weights, "rope.cos": cos.to(device), "rope.sin": sin.to(device)})
+        self.instance_id = next(_instance_ids)
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights by GGUF name, as the store holds them now."""
+        return {name: tensor for name, tensor in self.store.tensors.items() if name not in ROPE_TABLES}
 
     @classmethod
     def from_gguf(cls, file: GgufFile, *, device: torch.device = CPU) -> Self:
@@ -78,7 +84,8 @@ class LlamaModel:
     ) -> Tensor:
         """Computes T tokens of R rows: stores their KV and returns the logits that are wanted.
 
-        Prefill, decode and mixed steps are one: a row has as many new tokens as `query_start` says.
+        Prefill, decode and mixed steps are one: a row has as many new tokens as `query_start` says, maybe
+        none. Written for the reader: a plan's passes move the selection of rows up and merge and fuse.
 
         Args:
             token_ids: [T] int32.
@@ -93,21 +100,22 @@ class LlamaModel:
         Returns:
             [L, vocab] float32.
         """
-        w, eps = self.weights, self.config.rms_norm_eps
+        w, eps = self.store.tensors, self.config.rms_norm_eps
+        cos, sin = (w[name] for name in ROPE_TABLES)
         scale = self.config.head_size**-0.5
         x = ops.embedding(w["token_embd.weight"], token_ids)
         for layer, (keys, values) in enumerate(zip(kv.keys, kv.values, strict=True)):
             name = f"blk.{layer}"
             h = ops.rms_norm(x, w[f"{name}.attn_norm.weight"], eps)
-            q = ops.linear(h, w[f"{name}.attn_q.weight"])
-            k = ops.linear(h, w[f"{name}.attn_k.weight"])
+            q = ops.rope(ops.linear(h, w[f"{name}.attn_q.weight"]), position, cos, sin)
+            k = ops.rope(ops.linear(h, w[f"{name}.attn_k.weight"]), position, cos, sin)
             v = ops.linear(h, w[f"{name}.attn_v.weight"])
-            q = ops.rope_store(q, k, v, position, slot_mapping, self._cos, self._sin, keys, values)
+            ops.store_kv(k, v, slot_mapping, keys, values)
             h = ops.paged_attention(q, keys, values, block_table, context_len, query_start, scale)
             x = ops.add(x, ops.linear(h, w[f"{name}.attn_output.weight"]))
             h = ops.rms_norm(x, w[f"{name}.ffn_norm.weight"], eps)
             gate = ops.linear(h, w[f"{name}.ffn_gate.weight"])
             up = ops.linear(h, w[f"{name}.ffn_up.weight"])
             x = ops.add(x, ops.linear(ops.swiglu(gate, up), w[f"{name}.ffn_down.weight"]))
-        x = ops.rms_norm(ops.select_rows(x, logits_index), w["output_norm.weight"], eps)
-        return ops.linear(x, w["output.weight"])
+        x = ops.rms_norm(x, w["output_norm.weight"], eps)
+        return ops.select_rows(ops.linear(x, w["output.weight"]), logits_index)

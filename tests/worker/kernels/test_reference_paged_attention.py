@@ -91,6 +91,37 @@ def test_large_scores_stay_finite():
     torch.testing.assert_close(attend(case).double(), plain_attention(case), rtol=1e-3, atol=1e-3)
 
 
+def test_rows_without_tokens_change_no_bit_of_others():
+    rows = [(90, 5), (1, 1), (33, 1)]
+    case = make_case(rows, group=3, head_size=64)
+    spread = make_case([(8, 0), rows[0], (0, 0), rows[1], rows[2], (40, 0)], group=3, head_size=64)
+    live = torch.tensor([1, 3, 4])
+    among = AttentionCase(
+        q=case.q,
+        key_cache=case.key_cache,
+        value_cache=case.value_cache,
+        block_table=spread.block_table.index_copy(0, live, case.block_table),
+        context_len=spread.context_len.index_copy(0, live, case.context_len),
+        query_start=spread.query_start,
+        scale=case.scale,
+    )
+    assert torch.equal(bits(attend(among)), bits(attend(case)))
+
+
+def test_a_strided_query_has_the_same_bits():
+    case = make_case(ODD_SHAPES["ragged"], group=3, head_size=64)
+    wide = torch.cat((case.q, torch.full_like(case.q, float("nan"))), dim=1)
+    strided = wide[:, : case.q.shape[1]]
+    assert not strided.is_contiguous()
+    assert torch.equal(bits(paged_attention(strided, *case.arguments()[1:])), bits(attend(case)))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_only_rows_without_tokens(num_rows):
+    case = make_case([(5, 0)] * num_rows, group=1, head_size=16)
+    assert attend(case).shape == (0, 32)
+
+
 def test_no_rows():
     case = make_case([(3, 3)], group=1, head_size=16)
     empty = paged_attention(

@@ -15,9 +15,7 @@ from worker.kernels.triton import prepare_triton
 def compare() -> None:
     """Triton against the reference over odd shapes, groups, head and block sizes; unused slots are NaN."""
     prepare_triton()
-    triton, reference = (
-        implementations(name)["pagecast.paged_attention"] for name in ("triton", "reference")
-    )
+    triton, reference = (implementations(name)["paged_attention"] for name in ("triton", "reference"))
     if triton is reference:
         raise AssertionError("the table gives triton the reference")
     num_cases = 0
@@ -34,13 +32,21 @@ def compare() -> None:
             arguments = case.arguments()
             torch.testing.assert_close(triton(*arguments), reference(*arguments), rtol=1e-5, atol=4e-6)
             num_cases += 1
+    # Rows of an arena are apart by more than their width.
+    for strided in (
+        case.q.repeat(1, 2)[:, : case.q.shape[1]],
+        case.q.repeat(1, 3)[:, case.q.shape[1] : -case.q.shape[1]],
+    ):
+        if strided.is_contiguous() or not torch.equal(triton(strided, *arguments[1:]), triton(*arguments)):
+            raise AssertionError("a strided q gives something else")
+        num_cases += 1
     print(num_cases)  # noqa: T201 - the parent reads it
 
 
 def invariance() -> None:
     """A row's bits alone, decoded token by token, are those of its prefill among others."""
     prepare_triton()
-    triton = implementations("triton")["pagecast.paged_attention"]
+    triton = implementations("triton")["paged_attention"]
     rows = [(40, 9), (1, 1), (35, 35)]
     case = make_case(rows, group=3, head_size=64)
     together = triton(*case.arguments()).view(torch.int32)
@@ -92,7 +98,7 @@ def unprepared() -> None:
     case = make_case([(3, 3)], group=1, head_size=16)
     for attempt in (
         prepare_triton,
-        lambda: implementations("triton")["pagecast.paged_attention"](*case.arguments()),
+        lambda: implementations("triton")["paged_attention"](*case.arguments()),
     ):
         try:
             attempt()

@@ -51,17 +51,18 @@ def paged_attention(
     Args:
         q: [T, num_heads * head_size] float32; rows' new tokens one after another.
         key_cache: [num_blocks, block_size, num_kv_heads, head_size] float32, any strides.
-        value_cache: As `key_cache`. Slots that no row's context covers may hold anything, NaN included.
+        value_cache: As `key_cache`, maybe of other strides. Slots that no row's context covers may hold
+            anything, NaN included.
         block_table: [R, max_blocks] int32, logical to physical block.
         context_len: [R] int32, tokens that a row's last new token attends, itself included.
-        query_start: [R + 1] int32, first token of each row, then T.
+        query_start: [R + 1] int32, first token of each row, then T. Of a row without tokens nothing is read.
         scale: Factor on the dot products.
 
     Returns:
         [T, num_heads * head_size] float32.
     """
     block_size = key_cache.shape[1]
-    out = torch.empty_like(q)
+    out = q.new_empty(q.shape)
     pending: list[Tile] = []
     num_pairs = 0
     for tile in _tiles(context_len.tolist(), query_start.tolist()):

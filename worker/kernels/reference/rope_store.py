@@ -1,12 +1,9 @@
 """Rotary position embedding and the KV store in plain torch."""
 
-import torch
 from torch import Tensor
 
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+from worker.kernels.reference.rope import rope
+from worker.kernels.reference.store_kv import store_kv
 
 
 def rope_store(
@@ -20,12 +17,7 @@ def rope_store(
     key_cache: Tensor,
     value_cache: Tensor,
 ) -> Tensor:
-    """Rotates q and k by their token's position and stores k and v in their slot.
-
-    Pairs are interleaved, (2i, 2i+1), as GGUF files of Llama models order the rows of Q and K:
-    `out[2i] = x[2i] cos(p f_i) - x[2i+1] sin(p f_i)`, `out[2i+1] = x[2i] sin(p f_i) + x[2i+1] cos(p f_i)`.
-
-    Source: Su et al., "RoFormer" (2021), arXiv:2104.09864.
+    """Turns q and k by their token's position and stores k and v in their slot, as `rope` and `store_kv` do.
 
     Args:
         q: [T, num_heads * head_size] float32.
@@ -36,16 +28,10 @@ def rope_store(
         cos: [max_context, head_size / 2] float32.
         sin: [max_context, head_size / 2] float32.
         key_cache: [num_blocks, block_size, num_kv_heads, head_size] float32, any strides; written.
-        value_cache: As `key_cache`; written.
+        value_cache: As `key_cache`, maybe of other strides; written.
 
     Returns:
-        The rotated q, [T, num_heads * head_size] float32.
+        The turned q, [T, num_heads * head_size] float32.
     """
-    _, block_size, num_kv_heads, head_size = key_cache.shape
-    token_cos = cos.index_select(0, position).unsqueeze(1)
-    token_sin = sin.index_select(0, position).unsqueeze(1)
-    block = slot_mapping // block_size
-    offset = slot_mapping % block_size
-    key_cache[block, offset] = _rotate(k.view(-1, num_kv_heads, head_size), token_cos, token_sin)
-    value_cache[block, offset] = v.view(-1, num_kv_heads, head_size)
-    return _rotate(q.view(q.shape[0], -1, head_size), token_cos, token_sin).flatten(1)
+    store_kv(rope(k, position, cos, sin), v, slot_mapping, key_cache, value_cache)
+    return rope(q, position, cos, sin)

@@ -1,7 +1,6 @@
 """Attention over paged KV in Triton: one kernel for prefill and decode rows, and its launcher."""
 # ruff: noqa: N803 - compile-time parameters are upper case, as Triton's own are
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -23,10 +22,16 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     scale,
     q_token_stride,
+    out_token_stride,
     block_table_stride,
-    kv_block_stride,
-    kv_slot_stride,
-    kv_head_stride,
+    key_block_stride,
+    key_slot_stride,
+    key_head_stride,
+    key_dim_stride,
+    value_block_stride,
+    value_slot_stride,
+    value_head_stride,
+    value_dim_stride,
     BLOCK_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -63,9 +68,10 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
         head = kv_head * GROUP + m % GROUP
         live_m = (m < TILE_QUERIES * GROUP) & (query < num_queries)
         position = context_len - num_queries + query
-        q_offset = (row_start + query)[:, None] * q_token_stride + head[:, None] * HEAD_SIZE + d[None, :]
+        token = (row_start + query)[:, None]
+        lane = head[:, None] * HEAD_SIZE + d[None, :]
         q_mask = live_m[:, None] & (d < HEAD_SIZE)[None, :]
-        q = tl.load(q_ptr + q_offset, mask=q_mask, other=0.0)
+        q = tl.load(q_ptr + token * q_token_stride + lane, mask=q_mask, other=0.0)
 
         best = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
@@ -74,14 +80,18 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
         num_attended = context_len - num_queries + last_query + 1
         for block in range(tl.cdiv(num_attended, BLOCK_SIZE)):
             physical = tl.load(block_table_ptr + row * block_table_stride + block).to(tl.int64)
-            kv_offset = physical * kv_block_stride + kv_head * kv_head_stride
-            kv_offset = kv_offset + n[:, None] * kv_slot_stride + d[None, :]
+            # Keys as [dim, slot], the order that the product of scores wants and the pool keeps them in.
+            key_offset = physical * key_block_stride + kv_head * key_head_stride
+            key_offset = key_offset + n[None, :] * key_slot_stride + d[:, None] * key_dim_stride
+            value_offset = physical * value_block_stride + kv_head * value_head_stride
+            value_offset = value_offset + n[:, None] * value_slot_stride + d[None, :] * value_dim_stride
             slot_position = block * BLOCK_SIZE + n
             live_n = (n < BLOCK_SIZE) & (slot_position < num_attended)
-            kv_mask = live_n[:, None] & (d < HEAD_SIZE)[None, :]
-            keys = tl.load(key_ptr + kv_offset, mask=kv_mask, other=0.0)
-            values = tl.load(value_ptr + kv_offset, mask=kv_mask, other=0.0)
-            scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+            key_mask = (d < HEAD_SIZE)[:, None] & live_n[None, :]
+            value_mask = live_n[:, None] & (d < HEAD_SIZE)[None, :]
+            keys = tl.load(key_ptr + key_offset, mask=key_mask, other=0.0)
+            values = tl.load(value_ptr + value_offset, mask=value_mask, other=0.0)
+            scores = tl.dot(q, keys, input_precision="ieee") * scale
             attends = live_n[None, :] & (slot_position[None, :] <= position[:, None])
             scores = tl.where(attends, scores, float("-inf"))
             # Block 0 gives every live query a finite maximum, so no later block divides infinities.
@@ -91,7 +101,7 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
             total = total * decay + tl.sum(weights, 1)
             acc = acc * decay[:, None] + tl.dot(weights, values, input_precision="ieee")
             best = new_best
-        tl.store(out_ptr + q_offset, acc / total[:, None], mask=q_mask)
+        tl.store(out_ptr + token * out_token_stride + lane, acc / total[:, None], mask=q_mask)
 
 
 def tile_sizes(*, block_size: int, head_size: int, group: int) -> dict[str, int]:
@@ -137,19 +147,19 @@ def paged_attention(
     Kwon et al., "PagedAttention" (2023), arXiv:2309.06180.
 
     Args:
-        q: [T, num_heads * head_size] float32, contiguous.
-        key_cache: [num_blocks, block_size, num_kv_heads, head_size] float32, the last dimension dense.
-        value_cache: As `key_cache`, of the same strides. Slots beyond a row's context may hold anything.
+        q: [T, num_heads * head_size] float32, each row dense.
+        key_cache: [num_blocks, block_size, num_kv_heads, head_size] float32, any strides.
+        value_cache: As `key_cache`, of strides of its own. Slots beyond a row's context may hold anything.
         block_table: [R, max_blocks] int32, logical to physical block.
         context_len: [R] int32, tokens that a row's last new token attends, itself included.
-        query_start: [R + 1] int32, first token of each row, then T.
+        query_start: [R + 1] int32, first token of each row, then T. Of a row without tokens nothing is read.
         scale: Factor on the dot products.
 
     Returns:
         [T, num_heads * head_size] float32.
 
     Raises:
-        ValueError: A layout is another.
+        ValueError: Rows of q or of the block table are not dense.
         RuntimeError: The tensors are on the CPU and the kernel is compiled for a GPU.
     """
     if not q.is_cuda and not isinstance(paged_attention_kernel, InterpretedFunction):
@@ -158,11 +168,9 @@ def paged_attention(
         )
     num_tokens, width = q.shape
     _, block_size, num_kv_heads, head_size = key_cache.shape
-    if key_cache.stride() != value_cache.stride() or key_cache.stride(3) != 1:
-        raise ValueError(f"key_cache, value_cache: strides {key_cache.stride()}, {value_cache.stride()}")
-    if not q.is_contiguous() or block_table.stride(1) != 1:
-        raise ValueError("q and the rows of block_table must be dense")
-    out = torch.empty_like(q)
+    if q.stride(1) != 1 or block_table.stride(1) != 1:
+        raise ValueError(f"rows of q and block_table must be dense: {q.stride()}, {block_table.stride()}")
+    out = q.new_empty(q.shape)
     sizes = tile_sizes(block_size=block_size, head_size=head_size, group=width // (num_kv_heads * head_size))
     num_rows = context_len.shape[0]
     if num_tokens:
@@ -178,10 +186,10 @@ def paged_attention(
             num_rows,
             scale,
             q.stride(0),
+            out.stride(0),
             block_table.stride(0),
-            key_cache.stride(0),
-            key_cache.stride(1),
-            key_cache.stride(2),
+            *key_cache.stride(),
+            *value_cache.stride(),
             **sizes,
         )
     return out

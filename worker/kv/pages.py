@@ -1,0 +1,26 @@
+"""Host memory for the pool, on large pages. Knows bytes only."""
+
+import mmap
+
+import torch
+from torch import Tensor
+
+HUGE_PAGE_BYTES = 1 << 21
+
+
+def zeros_on_huge_pages(*shape: int) -> Tensor:
+    """Zeros in memory of their own that starts at a huge page and asks the system for such pages.
+
+    Blocks lie far apart: on pages of 4 KiB nearly each piece of a block that attention reads needs a page
+    walk of its own (docs/decisions/0017 has the figures). A system that has no huge pages, or none left,
+    gives plain ones, and pages are taken when they are first written, either way.
+
+    Args:
+        shape: float32, at least one element.
+    """
+    num_bytes = torch.Size(shape).numel() * torch.float32.itemsize
+    room = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES)
+    if num_bytes >= HUGE_PAGE_BYTES:
+        room.madvise(mmap.MADV_HUGEPAGE)
+    start = -torch.frombuffer(room, dtype=torch.uint8).data_ptr() % HUGE_PAGE_BYTES
+    return torch.frombuffer(room, dtype=torch.float32, offset=start, count=num_bytes // 4).view(shape)
