@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from tests.worker.numerics import bits, make_kv
+from tests.worker.plan.plan_cases import BOTH_KERNELS
 from worker.batch import Batch, DecodePlan, PlanAction, Row
-from worker.plan.decode_session import StepTooLarge
+from worker.kv.storage import KvStorage
+from worker.plan.rows import StepTooLarge
 from worker.runner import RowsNotInvariant, Runner
 
 BLOCKS = {"a": (9, 4, 30, 2), "b": (1, 17, 8, 40), "c": (11, 3, 63, 5)}
@@ -25,72 +27,112 @@ def run(runner: Runner, *rows: Row):
     return runner.run(Batch(rows))
 
 
+@pytest.fixture(params=BOTH_KERNELS)
+def make_arm(request, tiny_llama):
+    """Makes runners over each kind of kernels, native ones with two threads."""
+
+    def make(*, kv: KvStorage | None = None) -> Runner:
+        return Runner(
+            tiny_llama,
+            make_kv(tiny_llama, fill=float("nan")) if kv is None else kv,
+            kernels=request.param,
+            max_step_tokens=128,
+            max_step_rows=8,
+            num_threads=2,
+        )
+
+    return make
+
+
 @pytest.fixture
-def alone(make_runner) -> torch.Tensor:
+def alone(make_arm) -> torch.Tensor:
     """Bits of the logits at every position of LOG, decoded one by one with nobody beside it."""
-    runner = make_runner()
+    runner = make_arm()
     return bits(torch.cat([run(runner, row(first=first)).logits for first in range(len(LOG))]))
 
 
 @pytest.mark.parametrize("plan", DecodePlan)
 @pytest.mark.parametrize("chunk", [1, 5, 16, 23, 50])
-def test_a_row_has_the_same_bits_in_any_chunks_and_company(make_runner, alone, chunk, plan):
-    runner = make_runner()
+def test_a_row_has_the_same_bits_in_any_chunks_and_company(make_arm, alone, chunk, plan):
+    runner = make_arm()
     others = tuple(reversed(LOG))
     for number, first in enumerate(range(0, len(LOG), chunk)):
         count = min(chunk, len(LOG) - first)
-        rows = [row(first=first, count=count, plan=plan), row("b", first=number, log=others)]
+        rows = [row(first=first, count=count, plan=plan), row("b", first=number, log=others, plan=plan)]
         if number % 2:
-            rows = [row("c", count=40, log=others), *reversed(rows)]
+            rows = [row("c", count=40, log=others, plan=plan), *reversed(rows)]
         step = run(runner, *rows)
         place = [r.session_id for r in rows].index("a")
         assert torch.equal(bits(step.logits[place]), alone[first + count - 1]), f"token {first + count - 1}"
 
 
-def test_logits_only_of_rows_that_want_them_in_batch_order(make_runner):
-    modes = [DecodePlan.REPLAN, DecodePlan.PLAN_ONCE, DecodePlan.REPLAN]
-    rows = [row(name, count=5 + index, plan=modes[index]) for index, name in enumerate("abc")]
-    everything = run(make_runner(), *rows).logits
+def test_logits_only_of_rows_that_want_them_in_batch_order(make_arm):
+    rows = [row(name, count=5 + index) for index, name in enumerate("abc")]
+    runner = make_arm()
+    everything = run(runner, *rows).logits
     assert everything.shape[0] == 3
-    some = run(make_runner(), rows[0], replace(rows[1], wants_logits=False), rows[2])
-    assert torch.equal(bits(some.logits), bits(everything[[0, 2]]))
-    assert [result.plan_action for result in some.results] == [
-        PlanAction.REPLANNED,
-        PlanAction.BUILT,
-        PlanAction.REPLANNED,
-    ]
-    assert [result.batch_size for result in some.results] == [2, 1, 2]
-    none = run(make_runner(), row(count=20, wants_logits=False))
-    assert none.logits.shape == (0, everything.shape[1])
+    turned = run(runner, *reversed(rows))
+    assert torch.equal(bits(turned.logits), bits(everything.flip(0)))
+    some = run(make_arm(), rows[2], replace(rows[1], wants_logits=False), rows[0])
+    assert torch.equal(bits(some.logits), bits(everything[[2, 0]]))
+    assert [result.batch_size for result in some.results] == [3, 3, 3]
+    none = run(make_arm(), row(count=20, wants_logits=False))
+    assert none.rows == ()
+    assert none.logits.shape[0] == 0
     assert len(none.results) == 1
 
 
-def test_a_step_without_logits_stores_kv(make_runner, alone):
+def test_logits_are_views_that_the_next_run_overwrites(make_arm):
+    runner = make_arm()
+    first = run(runner, row())
+    copy, (view,) = first.logits, first.rows
+    assert view.base is not None
+    np.testing.assert_array_equal(view, copy[0].numpy())
+    run(runner, row(first=1))
+    assert not np.array_equal(view, copy[0].numpy())
+
+
+def test_rows_of_several_modes_are_refused(make_runner):
     runner = make_runner()
+    rows = [row("a"), row("b", plan=DecodePlan.REPLAN)]
+    with pytest.raises(ValueError, match="several plan modes"):
+        run(runner, *rows)
+    assert (runner.builds, runner.replans) == (0, 0)
+    once, replan = (runner.run(turn) for turn in Batch(tuple(rows)).turns())
+    assert once.results[0].plan_action is PlanAction.BUILT
+    assert replan.results[0].plan_action is PlanAction.REPLANNED
+
+
+def test_a_step_without_logits_stores_kv(make_arm, alone):
+    runner = make_arm()
     run(runner, row(count=30, wants_logits=False))
     assert torch.equal(bits(run(runner, row(first=30)).logits[0]), alone[30])
 
 
-def test_mode_may_change_at_any_token(make_runner, alone):
-    runner = make_runner()
+def test_mode_may_change_at_any_token(make_arm, alone):
+    runner = make_arm()
     for first in range(12):
         plan = DecodePlan.REPLAN if first % 3 == 1 else DecodePlan.PLAN_ONCE
         assert torch.equal(bits(run(runner, row(first=first, plan=plan)).logits[0]), alone[first])
     assert (runner.builds, runner.reuses, runner.replans) == (1, 7, 4)
 
 
-def test_warm_up_leaves_the_pool_as_it_was_and_the_first_step_reuses(make_runner, tiny_llama):
+def test_warm_up_leaves_the_pool_as_it_was_and_the_first_step_reuses(make_arm, tiny_llama):
     kv = make_kv(tiny_llama)
     kv.data.normal_(generator=torch.Generator().manual_seed(0))
     before = kv.data.clone()
-    runner = make_runner(kv=kv)
+    runner = make_arm(kv=kv)
     runner.warm_up()
     assert torch.equal(bits(kv.data), bits(before))
     assert (runner.builds, runner.reuses, runner.replans) == (1, 0, 0)
     step = run(runner, row())
     assert step.results[0].plan_action is PlanAction.REUSED
-    assert step.results[0].launches == 32
-    assert step.results[0].host_bytes > step.logits.nbytes
+    result = step.results[0]
+    assert result.launches == 5 + 8 * 2
+    # Inputs of one token, where its row's slot begins and which token logits are of, a block table; one id.
+    assert 20 + 4 <= result.host_bytes <= 20 + 3 * 4 + 4 * 4 + 4
+    assert result.arena_bytes > 0
+    assert 0 < result.kernel_ns <= result.step_ns
 
 
 def test_warm_up_refuses_a_linear_whose_rows_see_each_other(make_runner, monkeypatch):

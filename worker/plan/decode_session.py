@@ -1,15 +1,21 @@
-"""A held plan: program, fixed input buffers and the pool, bound once. Knows no sessions."""
+"""A held plan: program, input buffers with stable rows, and the pool, bound once. Knows no policy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from worker.kernels.ops import implementations
+from worker.batch import Row
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
-from worker.plan.graph import StepInputs, trace
-from worker.plan.program import lower
+from worker.plan.buffers import Binding, StepBuffers
+from worker.plan.executor import Executor, Kernels
+from worker.plan.graph import trace
+from worker.plan.lower import lower
+from worker.plan.passes import optimise
+from worker.plan.program import Capacity, Program
+from worker.plan.rows import StepLimits
 
 
 class StalePlan(Exception):
@@ -24,25 +30,15 @@ class StalePlan(Exception):
         self.reasons = reasons
 
 
-class StepTooLarge(ValueError):
-    """A step wants more than the plan has room for; nothing was bound."""
-
-    def __init__(self, what: str, *, wanted: int, limit: int) -> None:
-        super().__init__(f"{what}: wanted {wanted}, limit {limit}")
-        self.what = what
-        self.wanted = wanted
-        self.limit = limit
-
-
 @dataclass(frozen=True, slots=True)
 class PlanKey:
     """What a plan was built for. Live rows, tokens and blocks are data and not part of it.
 
     Attributes:
-        kernels: Name of the implementations.
+        kernels: Name of the kernels: implementation, kernel set and threads.
         max_step_tokens: Tokens that a step may hold.
         max_step_rows: Rows that a step may hold.
-        max_blocks: Width of the block table.
+        max_context_tokens: Tokens that a row may attend.
         block_size: Tokens per KV block.
         num_blocks: Blocks of the pool.
         num_layers: Layers of the model and the pool.
@@ -54,7 +50,7 @@ class PlanKey:
     kernels: str
     max_step_tokens: int
     max_step_rows: int
-    max_blocks: int
+    max_context_tokens: int
     block_size: int
     num_blocks: int
     num_layers: int
@@ -66,12 +62,12 @@ class PlanKey:
     def of(
         cls, model: LlamaModel, kv: KvStorage, *, kernels: str, max_step_tokens: int, max_step_rows: int
     ) -> "PlanKey":
-        """The key of steps of `model` over `kv`; the block table is as wide as the model's context needs."""
+        """The key of steps of `model` over `kv`; a row may be as long as the model's context."""
         return cls(
             kernels=kernels,
             max_step_tokens=max_step_tokens,
             max_step_rows=max_step_rows,
-            max_blocks=-(-model.config.max_context_tokens // kv.block_size),
+            max_context_tokens=model.config.max_context_tokens,
             block_size=kv.block_size,
             num_blocks=kv.num_blocks,
             num_layers=kv.num_layers,
@@ -84,29 +80,47 @@ class PlanKey:
         """Names of the fields in which `other` differs."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name))
 
+    def limits(self, vocab_size: int) -> StepLimits:
+        """What rows of a step may be."""
+        return StepLimits(
+            num_tokens=self.max_step_tokens,
+            num_rows=self.max_step_rows,
+            max_context_tokens=self.max_context_tokens,
+            vocab_size=vocab_size,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+        )
+
+
+def step_program(model: LlamaModel, kv: KvStorage, capacity: Capacity) -> Program:
+    """The step of `model` over `kv`, traced, optimised and lowered."""
+    return lower(optimise(trace(model, kv)), capacity)
+
 
 class PagedDecodeSession:
-    """The step traced, lowered and bound to its buffers; each step only writes inputs and replays.
+    """The step traced, optimised, lowered and bound to its memory; each step only writes inputs and replays.
 
     Args:
-        model: Traced, its weights bound.
+        model: Traced; its weights are bound.
         kv: Bound; it mutates in place.
         key: What this plan is for, of the same model and pool.
+        kernels: What runs the program; `key.kernels` is their name.
 
     Attributes:
         key: As given.
+        program: What a replay runs.
         realize_count: Replays so far.
 
     Raises:
-        StalePlan: `key` is of another model or pool.
-        ValueError: The pool's layers are not those of the model.
+        StalePlan: `key` is of another model, pool or kernels.
+        ValueError: The pool's layers are not those of the model, or the kernels do not suit its sizes.
     """
 
-    def __init__(self, model: LlamaModel, kv: KvStorage, key: PlanKey) -> None:
+    def __init__(self, model: LlamaModel, kv: KvStorage, key: PlanKey, kernels: Kernels) -> None:
         actual = PlanKey.of(
             model,
             kv,
-            kernels=key.kernels,
+            kernels=kernels.name,
             max_step_tokens=key.max_step_tokens,
             max_step_rows=key.max_step_rows,
         )
@@ -114,76 +128,56 @@ class PagedDecodeSession:
             raise StalePlan(reasons)
         self.key = key
         self.realize_count = 0
-        self._program = lower(trace(model, kv), implementations(key.kernels))
-        tokens, rows, device = key.max_step_tokens, key.max_step_rows, kv.data.device
-
-        def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=device)
-
-        self._buffers = StepInputs(
-            token_ids=buffer(tokens),
-            position=buffer(tokens),
-            slot_mapping=buffer(tokens, dtype=torch.int64),
-            block_table=buffer(rows, key.max_blocks),
-            context_len=buffer(rows),
-            query_start=buffer(rows + 1),
-            logits_index=buffer(tokens),
-        )
-        self._bound: StepInputs | None = None
+        self._limits = key.limits(model.config.vocab_size)
+        capacity = Capacity(key.max_step_tokens, key.max_step_rows, self._limits.max_blocks)
+        self.program = step_program(model, kv, capacity)
+        self._buffers = StepBuffers(capacity, block_size=key.block_size, device=kv.data.device)
+        self._executor: Executor = kernels.executor(self.program, self._buffers.inputs, model.store, kv)
+        self._bound: Binding | None = None
 
     @property
-    def launches(self) -> int:
-        """Kernel launches of one replay."""
-        return len(self._program.launches)
+    def kernel_ns(self) -> int:
+        """Of the last replay, the time inside kernels, as a mean over threads; 0: not measured."""
+        return self._executor.kernel_ns
 
     def is_valid_for(self, key: PlanKey) -> bool:
         """Whether this plan may run steps of `key`."""
         return self.key == key
 
-    def bind(self, inputs: StepInputs, key: PlanKey) -> None:
-        """Writes one step's inputs into the plan's buffers.
+    def bind(self, rows: Sequence[Row], key: PlanKey) -> Binding:
+        """Writes one step's inputs into the plan's buffers; a refused step leaves them as they were.
 
         Args:
-            inputs: Any number of tokens, rows and logits within the key's limits; a narrower block
-                table is filled up with 0.
+            rows: Of one step.
             key: What the step belongs to.
+
+        Returns:
+            Which of the logits belong to which row, and what was written.
 
         Raises:
             StalePlan: The plan was built for another key.
-            StepTooLarge: An input is larger than its buffer.
+            StepTooLarge: The step exceeds a limit of the key.
+            ValueError: A row's values are wrong.
         """
         self._bound = None
         if not self.is_valid_for(key):
             raise StalePlan(self.key.differences(key))
-        for name, buffer, value in zip(StepInputs._fields, self._buffers, inputs, strict=True):
-            for wanted, limit in zip(value.shape, buffer.shape, strict=True):
-                if wanted > limit:
-                    raise StepTooLarge(name, wanted=wanted, limit=limit)
-        self._bound = StepInputs(
-            *(self._write(buffer, value) for buffer, value in zip(self._buffers, inputs, strict=True))
-        )
-
-    @staticmethod
-    def _write(buffer: Tensor, value: Tensor) -> Tensor:
-        live = buffer[: value.shape[0]]
-        if value.dim() > 1:
-            live.zero_()
-            live[:, : value.shape[1]] = value
-        else:
-            live.copy_(value)
-        return live
+        self._limits.check(rows)
+        self._bound = self._buffers.bind(rows)
+        return self._bound
 
     def run(self) -> Tensor:
         """Replays the plan over what was bound last, once.
 
         Returns:
-            Logits [L, vocab] float32.
+            Logits [L, vocab] float32, a view into the plan's memory that the next replay overwrites.
 
         Raises:
             RuntimeError: Nothing was bound since the last run.
         """
         if self._bound is None:
             raise RuntimeError("run without bind: a plan replays each binding once")
-        inputs, self._bound = self._bound, None
+        bound, self._bound = self._bound, None
         self.realize_count += 1
-        return self._program.run(inputs)
+        self._executor.run(num_tokens=bound.num_tokens, num_rows=bound.num_rows, num_logits=bound.num_logits)
+        return self._executor.output[: bound.num_logits]

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from worker.batch import Batch, DecodePlan, Row, RowResult
 
+LEAST_STEPS = 12
+"""Steps of `ragged_steps` in which the last session to join still gets to decode."""
+
 
 class GateFailed(Exception):
     """The arms differ, or one did not do what its mode promises; the message tells which step and numbers."""
@@ -108,16 +111,23 @@ def ragged_steps(
 ) -> list[Batch]:
     """Steps of a busy worker: sessions join one by one, prefill in chunks, decode, and leave one by one.
 
-    Prompts end before, at and after block borders; decoding crosses them; blocks are scattered.
+    Prompts end before, at and after block borders; decoding crosses them; blocks are scattered. The first
+    and the last step have one row, those in the middle third one of every session.
 
     Args:
-        num_steps: More than `3 * num_sessions`.
-        num_sessions: Session s joins at step 2s and leaves before the last s steps.
+        num_steps: At least 12, so that the last session to join decodes too.
+        num_sessions: They join one after the other over the first third of the steps and leave, the last
+            first, over the last third.
         vocab_size: Token ids are below it.
         block_size: Tokens per KV block.
         num_blocks: Of the pool; must hold every session to its end.
         seed: Same seed, same steps.
+
+    Raises:
+        ValueError: `num_steps` is below 12.
     """
+    if num_steps < LEAST_STEPS:
+        raise ValueError(f"num_steps={num_steps} is below {LEAST_STEPS}")
     rng = random.Random(seed)  # noqa: S311 - test data, no secret
     free = rng.sample(range(num_blocks), num_blocks)
     pending = [2 * block_size - 1 + session % 3 for session in range(num_sessions)]
@@ -127,7 +137,8 @@ def ragged_steps(
     for step in range(num_steps):
         rows = []
         for session in range(num_sessions):
-            if not 2 * session <= step < num_steps - session:
+            turn = -(-session * num_steps // (3 * num_sessions))
+            if not turn <= step < num_steps - turn:
                 continue
             count = min(pending[session], rng.randint(1, block_size + 3)) or 1
             pending[session] = max(0, pending[session] - count)

@@ -1,16 +1,21 @@
-"""Which plan a step runs on: the held one, or one made for this step alone."""
+"""Which plan a step runs on: a held one, or one made for this step alone."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
 
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-from worker.batch import DecodePlan, PlanAction
+from worker.batch import DecodePlan, PlanAction, Row
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
 from worker.plan.decode_session import PagedDecodeSession, PlanKey
-from worker.plan.graph import StepInputs
+from worker.plan.executor import Kernels
+
+MAX_HELD_PLANS = 4
+"""Plans held at a time: a worker needs one per set of limits that its steps come with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,96 +23,142 @@ class PlannedStep:
     """One step's logits and what its plan cost.
 
     Attributes:
-        logits: [L, vocab] float32, in host memory.
+        logits: Of each row that wants them, in the order given, [vocab] float32: views into the plan's
+            memory, good until its next run.
         action: How the step got its plan.
-        plan_ns: Time to trace, lower and bind.
+        plan_ns: Time to get the plan (trace, optimise, lower) and bind.
         step_ns: Time to run.
+        kernel_ns: Of `step_ns`, the time inside kernels, as a mean over threads; 0: not measured.
         launches: Kernel launches.
-        host_bytes: Bytes of inputs and logits.
+        host_bytes: Bytes of inputs that were written, and of what is read of the logits: an id per row that
+            a token is drawn for, all of them where they are copied from a device.
+        arena_bytes: Size of the program's arena.
     """
 
-    logits: Tensor
+    logits: tuple[npt.NDArray[np.float32], ...]
     action: PlanAction
     plan_ns: int
     step_ns: int
+    kernel_ns: int
     launches: int
     host_bytes: int
+    arena_bytes: int
 
 
 class PlanPolicy:
-    """Holds at most one plan and counts how steps got theirs.
+    """Holds a few plans and counts how steps got theirs.
+
+    Plans of another model or pool than a step's are let go before one is built: their memory is not wanted
+    any more. Beyond `MAX_HELD_PLANS` the plan that went unused longest goes.
+
+    Args:
+        kernels: What runs programs.
+        max_step_tokens: Tokens that a step may hold.
+        max_step_rows: Rows that a step may hold.
 
     Attributes:
-        builds: Steps, or warm-ups, that built the held plan.
-        reuses: Steps that replayed it.
+        builds: Steps, or warm-ups, that built a held plan.
+        reuses: Steps that replayed one.
         replans: Steps that built a plan of their own.
-        rebuild_reasons: For each key field, how often its change made a held plan be built again.
+        drop_reasons: For each key field, how often its change made held plans be let go, and under
+            `least_recently_used` how often the bound did.
     """
 
-    def __init__(self, *, kernels: str, max_step_tokens: int, max_step_rows: int) -> None:
+    def __init__(self, *, kernels: Kernels, max_step_tokens: int, max_step_rows: int) -> None:
         self._kernels = kernels
         self._max_step_tokens = max_step_tokens
         self._max_step_rows = max_step_rows
-        self._held: PagedDecodeSession | None = None
+        self._held: OrderedDict[PlanKey, PagedDecodeSession] = OrderedDict()
         self.builds = 0
         self.reuses = 0
         self.replans = 0
-        self.rebuild_reasons: Counter[str] = Counter()
+        self.drop_reasons: Counter[str] = Counter()
+
+    @property
+    def num_held(self) -> int:
+        """Plans that are held now."""
+        return len(self._held)
 
     def key(self, model: LlamaModel, kv: KvStorage) -> PlanKey:
         """What a plan for steps of `model` over `kv` must have been built for."""
         return PlanKey.of(
             model,
             kv,
-            kernels=self._kernels,
+            kernels=self._kernels.name,
             max_step_tokens=self._max_step_tokens,
             max_step_rows=self._max_step_rows,
         )
 
-    def held_plan(self, model: LlamaModel, kv: KvStorage) -> tuple[PagedDecodeSession, PlanAction]:
-        """The plan that PLAN_ONCE steps run on, built if there is none for this model and pool.
+    def held_plan(
+        self, model: LlamaModel, kv: KvStorage, key: PlanKey
+    ) -> tuple[PagedDecodeSession, PlanAction]:
+        """The held plan of a key, built if there is none.
 
         Returns:
             The plan, and BUILT or REUSED.
         """
-        key = self.key(model, kv)
-        if self._held is not None and self._held.is_valid_for(key):
-            return self._held, PlanAction.REUSED
-        if self._held is not None:
-            self.rebuild_reasons.update(self._held.key.differences(key))
-            self._held = None
-        self._held = PagedDecodeSession(model, kv, key)
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key], PlanAction.REUSED
+        self._let_go(key)
+        plan = self._held[key] = PagedDecodeSession(model, kv, key, self._kernels)
         self.builds += 1
-        return self._held, PlanAction.BUILT
+        return plan, PlanAction.BUILT
+
+    def _let_go(self, key: PlanKey) -> None:
+        """Makes room for a plan of `key`; nobody comes back for one of another model or pool."""
+        for held in tuple(self._held):
+            owners = {"model_instance_id", "kv_allocation_id"} & set(differences := held.differences(key))
+            if owners:
+                self.drop_reasons.update(differences)
+                del self._held[held]
+        if len(self._held) >= MAX_HELD_PLANS:
+            self.drop_reasons["least_recently_used"] += 1
+            self._held.popitem(last=False)
 
     def forward_paged_step_persistent(
-        self, inputs: StepInputs, plan: DecodePlan, model: LlamaModel, kv: KvStorage
+        self, rows: Sequence[Row], plan: DecodePlan, model: LlamaModel, kv: KvStorage
     ) -> PlannedStep:
         """Runs one step.
 
-        PLAN_ONCE binds and replays the held plan, building it on first use. REPLAN uses nothing held: it
+        PLAN_ONCE binds and replays a held plan, building it on first use. REPLAN uses nothing held: it
         traces, lowers, runs and discards, which makes it the reference that held plans are compared with.
+        Only packed weights and kernels are those of all plans.
+
+        Args:
+            rows: Of one step, as `StepLimits.check` wants them.
+            plan: Mode of all of them.
+            model: The model.
+            kv: The pool; written.
 
         Raises:
-            StepTooLarge: The step exceeds what plans are built for; nothing ran.
+            StepTooLarge: The step exceeds what plans are built for; nothing was built and nothing ran.
+            ValueError: A row's values are wrong; likewise.
         """
         start_ns = monotonic_ns()
+        key = self.key(model, kv)
+        if plan is DecodePlan.REPLAN or key not in self._held:
+            key.limits(model.config.vocab_size).check(rows)
         if plan is DecodePlan.REPLAN:
-            session, action = PagedDecodeSession(model, kv, self.key(model, kv)), PlanAction.REPLANNED
+            session, action = PagedDecodeSession(model, kv, key, self._kernels), PlanAction.REPLANNED
         else:
-            session, action = self.held_plan(model, kv)
-        session.bind(inputs, self.key(model, kv))
+            session, action = self.held_plan(model, kv, key)
+        bound = session.bind(rows, key)
         bound_ns = monotonic_ns()
+        live = session.run()
         # On the CPU a no-op; elsewhere it waits for the launches, so that their time is counted.
-        logits = session.run().cpu()
+        logits = live.cpu()
         end_ns = monotonic_ns()
         self.reuses += action is PlanAction.REUSED
         self.replans += action is PlanAction.REPLANNED
+        by_place: npt.NDArray[np.float32] = logits.numpy()
         return PlannedStep(
-            logits=logits,
+            logits=tuple(by_place[place] for place in bound.places if place is not None),
             action=action,
             plan_ns=bound_ns - start_ns,
             step_ns=end_ns - bound_ns,
-            launches=session.launches,
-            host_bytes=inputs.num_bytes + logits.nbytes,
+            kernel_ns=session.kernel_ns,
+            launches=len(session.program.launches),
+            host_bytes=bound.num_bytes + (4 * bound.num_logits if logits is live else logits.nbytes),
+            arena_bytes=session.program.arena_bytes,
         )

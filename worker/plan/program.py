@@ -1,119 +1,138 @@
-"""A graph lowered to a flat launch list, and the loop that runs it. Knows no model and no batch."""
+"""A program as plain values: a flat list of launches over one arena. Knows no graph, tensor or executor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import TypeAlias
 
-from torch import Tensor, fx
+LANES = 16
+"""Rows and results in the arena start at multiples of so many floats: 64 bytes, a cache line."""
 
-from worker.kernels.ops import Implementation
-from worker.plan.graph import StepGraph
+
+class Extent(Enum):
+    """What the first dimension of a result counts; live numbers are data of each run."""
+
+    TOKENS = "T"
+    ROWS = "R"
+    LOGITS = "L"
+
+
+_COUNTED_BY = {
+    "token_ids": Extent.TOKENS,
+    "position": Extent.TOKENS,
+    "slot_mapping": Extent.TOKENS,
+    "block_table": Extent.ROWS,
+    "context_len": Extent.ROWS,
+    "query_start": Extent.ROWS,
+    "logits_index": Extent.LOGITS,
+}
+
+
+def live_length(name: str, live: Mapping[Extent, int]) -> int:
+    """Length of the live part of an input, where `live` tells how many tokens, rows and logits a run has."""
+    return live[_COUNTED_BY[name]] + (name == "query_start")
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a program has room for; a run wants logits of at most `num_rows` tokens.
+
+    Attributes:
+        num_tokens: Tokens of a run.
+        num_rows: Rows of a run, those without tokens included.
+        max_blocks: Width of the block table.
+
+    Raises:
+        ValueError: A number is below 1.
+    """
+
+    num_tokens: int
+    num_rows: int
+    max_blocks: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_tokens", "num_rows", "max_blocks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is below 1")
+
+    def of(self, extent: Extent) -> int:
+        """Most that `extent` counts in a run."""
+        return self.num_tokens if extent is Extent.TOKENS else self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A field of `StepInputs`, bound before each run."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor of the `WeightStore`: its parts stacked by rows."""
+
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """One layer's keys or values in the pool; launches may write it."""
+
+    layer: int
+    is_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A result, or columns of one: float32 rows in the arena.
+
+    Attributes:
+        name: Of the node that computes it.
+        extent: What its rows count.
+        offset: Floats from the arena's start to its first row.
+        row_stride: Floats from row to row, a multiple of `LANES`.
+        width: Floats of a row that belong to it.
+    """
+
+    name: str
+    extent: Extent
+    offset: int
+    row_stride: int
+    width: int
+
+
+Operand: TypeAlias = Input | Constant | KvLayer | Value | float
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One call of one implementation.
+    """One call of one operator.
 
     Attributes:
-        operator: Qualified name, e.g. `pagecast.linear`.
-        implementation: What is called.
-        arguments: Slots that its arguments are read from.
-        output: Slot that its result goes to.
-        last_uses: Slots of intermediate results that nothing reads after this launch.
+        operator: Name without the prefix `pagecast.`.
+        arguments: In the order of the operator's schema.
+        outputs: What it writes in the arena; none if it only writes the pool.
     """
 
     operator: str
-    implementation: Implementation
-    arguments: tuple[int, ...]
-    output: int
-    last_uses: tuple[int, ...]
+    arguments: tuple[Operand, ...]
+    outputs: tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A launch list over numbered slots: inputs first, then constants and results.
+    """A step, ready for an executor.
 
     Attributes:
-        num_inputs: Slots 0 to `num_inputs - 1` are the inputs.
-        constants: Initial content of all slots; None where an input or a result goes.
         launches: In order.
-        output: Slot of the result.
+        output: The logits; nothing overwrites them within a run.
+        arena_bytes: Size of the arena that all results share.
+        unshared_bytes: What the results would take if each had memory of its own.
+        capacity: What a run may hold.
     """
 
-    num_inputs: int
-    constants: tuple[Any, ...]
     launches: tuple[Launch, ...]
-    output: int
-
-    def run(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Runs every launch once.
-
-        Raises:
-            ValueError: The number of inputs is another.
-        """
-        if len(inputs) != self.num_inputs:
-            raise ValueError(f"inputs: {len(inputs)} were given, the program takes {self.num_inputs}")
-        slots = list(self.constants)
-        slots[: self.num_inputs] = inputs
-        for launch in self.launches:
-            slots[launch.output] = launch.implementation(*[slots[index] for index in launch.arguments])
-            for index in launch.last_uses:
-                slots[index] = None
-        result: Tensor = slots[self.output]
-        return result
-
-
-def lower(step: StepGraph, implementations: Mapping[str, Implementation]) -> Program:
-    """Assigns a slot to every value of the graph and an implementation to every operator.
-
-    Args:
-        step: A traced step.
-        implementations: By qualified operator name.
-
-    Raises:
-        ValueError: A node is no call of an operator that has an implementation.
-    """
-    slots: list[Any] = []
-    slot_of: dict[fx.Node, int] = {}
-    literal_slots: dict[float, int] = {}
-
-    def new_slot(content: Any) -> int:
-        slots.append(content)
-        return len(slots) - 1
-
-    def argument_slot(argument: Any) -> int:
-        if isinstance(argument, fx.Node):
-            return slot_of[argument]
-        if not isinstance(argument, float):
-            raise ValueError(f"argument {argument!r} is neither a value of the graph nor a float")
-        if argument not in literal_slots:
-            literal_slots[argument] = new_slot(argument)
-        return literal_slots[argument]
-
-    by_kind: dict[str, list[fx.Node]] = {"placeholder": [], "get_attr": [], "call_function": [], "output": []}
-    for node in step.graph.nodes:
-        if node.op not in by_kind:
-            raise ValueError(f"node {node.name} is a {node.op}, not a call of an operator")
-        by_kind[node.op].append(node)
-    for node in by_kind["placeholder"]:
-        slot_of[node] = new_slot(None)
-    for node in by_kind["get_attr"]:
-        slot_of[node] = new_slot(step.constants[str(node.target)])
-
-    calls = by_kind["call_function"]
-    last_user = {argument: node for node in calls for argument in node.all_input_nodes}
-    launches = []
-    (result,) = by_kind["output"][0].args
-    for node in calls:
-        operator = str(node.target).removesuffix(".default")
-        if operator not in implementations:
-            raise ValueError(f"node {node.name} calls {operator}, which has no implementation")
-        arguments = tuple(argument_slot(argument) for argument in node.args)
-        slot_of[node] = new_slot(None)
-        dropped = tuple(
-            slot_of[argument]
-            for argument in node.all_input_nodes
-            if argument.op == "call_function" and last_user[argument] is node and argument is not result
-        )
-        launches.append(Launch(operator, implementations[operator], arguments, slot_of[node], dropped))
-    return Program(len(by_kind["placeholder"]), tuple(slots), tuple(launches), argument_slot(result))
+    output: Value
+    arena_bytes: int
+    unshared_bytes: int
+    capacity: Capacity

@@ -1,114 +1,144 @@
+import gc
+import weakref
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tests.worker.numerics import bits, make_kv
-from worker.batch import DecodePlan, PlanAction, Row
-from worker.kernels.ops import implementations
-from worker.plan.decode_session import PagedDecodeSession, PlanKey, StalePlan, StepTooLarge
-from worker.plan.graph import StepGraph, StepInputs, trace
-from worker.plan.policy import PlanPolicy
-from worker.plan.program import lower
-from worker.runner import step_inputs
+from tests.worker.numerics import bits
+from tests.worker.plan.plan_cases import BOTH_KERNELS, eager_logits, pool_of, row_of
+from worker.plan.decode_session import PagedDecodeSession, PlanKey, StalePlan
+from worker.plan.executor import kernels_named
+from worker.plan.rows import StepTooLarge
 
 
-def key_of(model, kv, **changes):
-    limits = {"kernels": "reference", "max_step_tokens": 32, "max_step_rows": 2} | changes
-    return PlanKey.of(model, kv, **limits)
+@pytest.fixture(params=BOTH_KERNELS)
+def kernels(request):
+    return kernels_named(request.param)
 
 
-def inputs_of(*token_ids: int, position: int = 0, blocks=(3, 5)) -> StepInputs:
-    row = Row("s", token_ids, position, blocks, wants_logits=True, plan=DecodePlan.PLAN_ONCE)
-    return step_inputs((row,), 16)
+@pytest.fixture
+def reference():
+    return kernels_named("reference")
 
 
-def test_graph_holds_operators_and_named_constants_only(tiny_llama):
-    step = trace(tiny_llama, make_kv(tiny_llama))
-    kinds = [node.op for node in step.graph.nodes]
-    assert [n.name for n in step.graph.nodes if n.op == "placeholder"] == list(StepInputs._fields)
-    assert set(kinds) == {"placeholder", "get_attr", "call_function", "output"}
-    assert kinds.count("call_function") == 4 + 14 * tiny_llama.config.num_layers
-    assert {"blk.1.ffn_down.weight", "rope.cos", "kv.0.keys", "kv.1.values"} <= step.constants.keys()
+def key_of(model, kv, kernels, **changes) -> PlanKey:
+    limits = {"max_step_tokens": 32, "max_step_rows": 2} | changes
+    return PlanKey.of(model, kv, kernels=kernels.name, **limits)
 
 
-def test_program_runs_what_eager_runs(tiny_llama):
-    kv, eager_kv = make_kv(tiny_llama, fill=float("nan")), make_kv(tiny_llama, fill=float("nan"))
-    inputs = inputs_of(*range(20))
-    plan = PagedDecodeSession(tiny_llama, kv, key_of(tiny_llama, kv))
-    plan.bind(inputs, plan.key)
+def session_of(model, kv, kernels, **changes) -> PagedDecodeSession:
+    return PagedDecodeSession(model, kv, key_of(model, kv, kernels, **changes), kernels)
+
+
+def test_runs_what_eager_runs(tiny_llama, kernels):
+    kv, eager_kv = pool_of(tiny_llama), pool_of(tiny_llama)
+    plan = session_of(tiny_llama, kv, kernels)
+    bound = plan.bind([row_of("a", 20)], plan.key)
     logits = plan.run()
-    assert torch.equal(bits(logits), bits(tiny_llama.forward_paged_step(*inputs, kv=eager_kv)))
-    assert torch.equal(bits(kv.data), bits(eager_kv.data))
+    expected = eager_logits(tiny_llama, eager_kv, [row_of("a", 20)])
+    assert bound.places == (0,)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert kv.data[[3, 5]].isfinite().any()
     assert kv.data[[0, 1, 2, 4]].isnan().all()
     assert plan.realize_count == 1
+    assert plan.kernel_ns > 0
 
 
-def test_program_drops_results_at_their_last_use(tiny_llama):
-    program = lower(trace(tiny_llama, make_kv(tiny_llama)), implementations("reference"))
-    results = {launch.output for launch in program.launches}
-    dropped = [slot for launch in program.launches for slot in launch.last_uses]
-    assert sorted(dropped) == sorted(results - {program.output})
-    for number, launch in enumerate(program.launches):
-        later = {slot for other in program.launches[number + 1 :] for slot in other.arguments}
-        assert not later & set(launch.last_uses)
+def test_logits_lie_in_the_plans_own_memory(tiny_llama, kernels):
+    plan = session_of(tiny_llama, pool_of(tiny_llama), kernels)
+    addresses = set()
+    for position in range(3):
+        plan.bind([row_of("a", 1, position)], plan.key)
+        addresses.add(plan.run().data_ptr())
+    assert len(addresses) == 1
 
 
-def test_lower_refuses_unknown_operators(tiny_llama):
-    step = trace(tiny_llama, make_kv(tiny_llama))
-    some = dict(implementations("reference"))
-    del some["pagecast.swiglu"]
-    with pytest.raises(ValueError, match=r"pagecast\.swiglu"):
-        lower(StepGraph(step.graph, step.constants), some)
+def test_run_without_bind_is_refused(tiny_llama, kernels):
+    plan = session_of(tiny_llama, pool_of(tiny_llama), kernels)
+    with pytest.raises(RuntimeError, match="without bind"):
+        plan.run()
+    plan.bind([row_of("a")], plan.key)
+    plan.run()
+    with pytest.raises(RuntimeError, match="replays each binding once"):
+        plan.run()
+    assert plan.realize_count == 1
 
 
-def test_implementations_refuses_unknown_names():
-    with pytest.raises(ValueError, match="cuda"):
-        implementations("cuda")
-
-
-@pytest.mark.parametrize("field", ["kv_allocation_id", "max_step_rows", "num_blocks"])
-def test_stale_plan_refuses(tiny_llama, field):
-    kv = make_kv(tiny_llama)
-    plan = PagedDecodeSession(tiny_llama, kv, key_of(tiny_llama, kv))
-    plan.bind(inputs_of(1), plan.key)
+@pytest.mark.parametrize("field", ["kv_allocation_id", "max_step_rows", "num_blocks", "kernels"])
+def test_a_stale_plan_refuses_and_can_not_run(tiny_llama, reference, field):
+    kv = pool_of(tiny_llama)
+    plan = session_of(tiny_llama, kv, reference)
+    plan.bind([row_of("a")], plan.key)
     other = {
-        "kv_allocation_id": lambda: key_of(tiny_llama, make_kv(tiny_llama)),
-        "max_step_rows": lambda: key_of(tiny_llama, kv, max_step_rows=3),
-        "num_blocks": lambda: key_of(tiny_llama, make_kv(tiny_llama, num_blocks=65)),
+        "kv_allocation_id": lambda: key_of(tiny_llama, pool_of(tiny_llama), reference),
+        "max_step_rows": lambda: key_of(tiny_llama, kv, reference, max_step_rows=3),
+        "num_blocks": lambda: key_of(tiny_llama, pool_of(tiny_llama, num_blocks=65), reference),
+        "kernels": lambda: replace(plan.key, kernels="native/avx2/2"),
     }[field]()
     assert not plan.is_valid_for(other)
-    with pytest.raises(StalePlan, match=field):
-        plan.bind(inputs_of(1), other)
+    with pytest.raises(StalePlan, match=field) as caught:
+        plan.bind([row_of("a")], other)
+    assert field in caught.value.reasons
     with pytest.raises(RuntimeError, match="without bind"):
         plan.run()
     assert plan.realize_count == 0
+
+
+def test_a_plan_for_another_pool_is_not_built(tiny_llama, reference):
+    key = key_of(tiny_llama, pool_of(tiny_llama), reference)
     with pytest.raises(StalePlan, match="kv_allocation_id"):
-        PagedDecodeSession(tiny_llama, make_kv(tiny_llama), plan.key)
+        PagedDecodeSession(tiny_llama, pool_of(tiny_llama), key, reference)
 
 
-def test_bind_is_all_or_nothing(tiny_llama):
-    kv = make_kv(tiny_llama)
-    plan = PagedDecodeSession(tiny_llama, kv, key_of(tiny_llama, kv, max_step_tokens=4))
-    with pytest.raises(StepTooLarge, match="token_ids: wanted 5, limit 4") as caught:
-        plan.bind(inputs_of(1, 2, 3, 4, 5), plan.key)
-    assert (caught.value.wanted, caught.value.limit) == (5, 4)
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row_of("a", 33, blocks=(1, 2, 3))], "tokens: wanted 33, limit 32"),
+        ([row_of("a"), row_of("b", blocks=(1,)), row_of("c", blocks=(2,))], "rows: wanted 3, limit 2"),
+        ([row_of("a", 1, 1024, range(64))], "context_len: wanted 1025, limit 1024"),
+        ([], "rows is empty"),
+        ([row_of("b", blocks=(1,)), row_of("b", blocks=(2,))], r"rows\[1\]\.session_id='b'"),
+        ([row_of("b", blocks=(1,)), row_of("a", blocks=(64,))], r"rows\[1\]\.block_table holds a block"),
+        ([row_of("b", blocks=(1,)), row_of("a", 2, 15, blocks=(2,))], r"rows\[1\]\.block_table has 1"),
+        ([row_of("b", blocks=(1,)), row_of("a", blocks=(1,))], "written twice"),
+    ],
+)
+def test_a_refused_bind_leaves_slots_and_buffers_as_they_were(tiny_llama, reference, rows, message):
+    plan = session_of(tiny_llama, pool_of(tiny_llama), reference)
+    plan.bind([row_of("a", 5), row_of("z", 3, blocks=(9,))], plan.key)
+    buffers = plan._buffers
+    before = [tensor.clone() for tensor in buffers.inputs]
+    slots = [buffers.slot(name) for name in "abcz"]
+    with pytest.raises(ValueError, match=message) as caught:
+        plan.bind(rows, plan.key)
+    assert isinstance(caught.value, StepTooLarge) == ("limit" in message)
+    assert all(torch.equal(a, b) for a, b in zip(before, buffers.inputs, strict=True))
+    assert [buffers.slot(name) for name in "abcz"] == slots
     with pytest.raises(RuntimeError, match="without bind"):
         plan.run()
 
 
-def test_policy_rebuilds_for_another_pool_and_says_why(tiny_llama):
-    policy = PlanPolicy(kernels="reference", max_step_tokens=32, max_step_rows=2)
-    first, second = make_kv(tiny_llama), make_kv(tiny_llama)
+def test_a_row_has_its_bits_in_any_slot_beside_empty_ones(tiny_llama, kernels):
+    kv, other_kv = pool_of(tiny_llama), pool_of(tiny_llama)
+    plan = session_of(tiny_llama, kv, kernels, max_step_rows=8)
+    alone = session_of(tiny_llama, other_kv, kernels, max_step_rows=1)
+    plan.bind([row_of(name, 1, 0, (10 + i,)) for i, name in enumerate("bcdefgh")], plan.key)
+    plan.run()
+    for position in range(20):
+        alone.bind([row_of("a", 1, position)], alone.key)
+        expected = bits(alone.run())
+        beside = [row_of("d", 1, 1 + position, (12, 20))] if position % 2 else []
+        bound = plan.bind([row_of("a", 1, position), *beside], plan.key)
+        assert plan._buffers.slot("a") == 7
+        assert torch.equal(bits(plan.run()[bound.places[0]]), expected[0])
 
-    def run(kv, plan=DecodePlan.PLAN_ONCE):
-        return policy.forward_paged_step_persistent(inputs_of(1), plan, tiny_llama, kv)
 
-    actions = [run(kv).action for kv in (first, first, second, second)]
-    assert actions == [PlanAction.BUILT, PlanAction.REUSED, PlanAction.BUILT, PlanAction.REUSED]
-    assert policy.rebuild_reasons == {"kv_allocation_id": 1}
-    step = run(second, DecodePlan.REPLAN)
-    assert step.action is PlanAction.REPLANNED
-    assert (policy.builds, policy.reuses, policy.replans) == (2, 2, 1)
-    assert step.host_bytes == inputs_of(1).num_bytes + 4 * tiny_llama.config.vocab_size
-    assert step.plan_ns > 0
-    assert step.step_ns > 0
+def test_the_memory_of_a_plan_goes_with_it(tiny_llama, kernels):
+    plan = session_of(tiny_llama, pool_of(tiny_llama), kernels)
+    held = [weakref.ref(thing) for thing in (plan._executor, plan._executor._kv)]
+    plan.bind([row_of("a")], plan.key)
+    plan.run()
+    del plan
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]

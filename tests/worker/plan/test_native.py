@@ -1,0 +1,158 @@
+"""Native programs against each other and against the oracle, over tiny models of several shapes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.worker.numerics import bits
+from tests.worker.plan.plan_cases import SHAPES, eager_logits, model_of, needs_native, pool_of, row_of
+from worker.batch import Batch, Row
+from worker.model.llama import LlamaModel
+from worker.plan.buffers import StepBuffers
+from worker.plan.executor import KernelsUnsuitable, kernels_named
+from worker.plan.graph import StepGraph, trace
+from worker.plan.lower import lower
+from worker.plan.passes import PASSES, optimise
+from worker.plan.program import Capacity
+from worker.runner import Runner
+
+pytestmark = needs_native
+CAPACITY = Capacity(num_tokens=96, num_rows=4, max_blocks=8)
+STEPS: list[list[Row]] = [
+    [row_of("a", 20, 0, (3, 5))],
+    [row_of("b", 7, 0, (1,), wants_logits=False), row_of("a", 1, 20, (3, 5))],
+    [row_of("c", 33, 0, (60, 2, 9)), row_of("b", 9, 7, (1,)), row_of("a", 1, 21, (3, 5))],
+    [row_of("b", 1, 16, (1, 8)), row_of("d", 1, 0, (0,), wants_logits=False)],
+    [row_of("d", 1, 1, (0,), wants_logits=False)],
+]
+RELATIVE, ABSOLUTE = 1e-4, 1e-4
+"""Float32 sums in another order, over two layers, on logits of up to 10."""
+
+
+class Arm:
+    """A graph as a native program over a pool of its own, its arena NaN before each step."""
+
+    def __init__(self, model: LlamaModel, step: StepGraph, block_size: int, *, num_threads: int = 2) -> None:
+        self.kv = pool_of(model, block_size=block_size)
+        self._buffers = StepBuffers(CAPACITY, block_size=block_size)
+        kernels = kernels_named("native", num_threads=num_threads)
+        self.program = lower(step, CAPACITY)
+        self.executor = kernels.executor(self.program, self._buffers.inputs, model.store, self.kv)
+
+    def run(self, rows: list[Row]) -> torch.Tensor:
+        bound = self._buffers.bind(rows)
+        self.executor.arena.fill_(float("nan"))
+        self.executor.run(num_tokens=bound.num_tokens, num_rows=bound.num_rows, num_logits=bound.num_logits)
+        return self.executor.output[[place for place in bound.places if place is not None]]
+
+
+@pytest.fixture(params=SHAPES)
+def sizes(request):
+    return SHAPES[request.param]
+
+
+@pytest.fixture
+def model(sizes, tmp_path) -> LlamaModel:
+    return model_of(sizes, tmp_path)
+
+
+def test_every_pass_leaves_every_bit(model, sizes):
+    step = trace(model, pool_of(model, block_size=sizes.block_size))
+    before = Arm(model, step, sizes.block_size)
+    expected = [before.run(rows).clone() for rows in STEPS]
+    for graph_pass in PASSES:
+        step = graph_pass(step)
+        after = Arm(model, step, sizes.block_size)
+        for rows, logits in zip(STEPS, expected, strict=True):
+            assert torch.equal(bits(after.run(rows)), bits(logits)), graph_pass.name
+        assert torch.equal(bits(after.kv.data), bits(before.kv.data)), graph_pass.name
+
+
+def test_each_pass_alone_leaves_every_bit(model, sizes):
+    step = trace(model, pool_of(model, block_size=sizes.block_size))
+    before = Arm(model, step, sizes.block_size)
+    expected = [before.run(rows).clone() for rows in STEPS]
+    for graph_pass in PASSES:
+        alone = Arm(model, graph_pass(step), sizes.block_size)
+        for rows, logits in zip(STEPS, expected, strict=True):
+            assert torch.equal(bits(alone.run(rows)), bits(logits)), graph_pass.name
+
+
+def test_logits_are_those_of_the_plain_model(model, sizes):
+    arm = Arm(model, optimise(trace(model, pool_of(model, block_size=sizes.block_size))), sizes.block_size)
+    plain_kv = pool_of(model, block_size=sizes.block_size)
+    for rows in STEPS[:-1]:
+        logits, expected = arm.run(rows), eager_logits(model, plain_kv, rows)
+        torch.testing.assert_close(logits, expected, rtol=RELATIVE, atol=ABSOLUTE)
+    torch.testing.assert_close(arm.kv.data, plain_kv.data, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
+
+
+def test_threads_change_no_bit(model, sizes):
+    step = optimise(trace(model, pool_of(model, block_size=sizes.block_size)))
+    arms = [Arm(model, step, sizes.block_size, num_threads=number) for number in (1, 2, 3)]
+    for rows in STEPS:
+        one, *others = (arm.run(rows) for arm in arms)
+        assert all(torch.equal(bits(one), bits(other)) for other in others)
+
+
+def test_a_launch_for_each_of_the_program_and_all_are_timed(model, sizes):
+    arm = Arm(model, optimise(trace(model, pool_of(model, block_size=sizes.block_size))), sizes.block_size)
+    arm.run(STEPS[0])
+    assert len(arm.executor.launch_ns) == len(arm.program.launches)
+    assert arm.executor.kernel_ns > 0
+    assert abs(sum(arm.executor.launch_ns) - arm.executor.kernel_ns) <= len(arm.program.launches)
+
+
+def test_a_step_beyond_the_capacity_is_refused(tiny_llama):
+    arm = Arm(tiny_llama, optimise(trace(tiny_llama, pool_of(tiny_llama))), 16)
+    with pytest.raises(ValueError, match="tokens"):
+        arm.executor.run(num_tokens=97, num_rows=1, num_logits=1)
+
+
+def test_packed_weights_are_made_once_and_serve_without_plain_ones(tmp_path):
+    model = model_of(SHAPES["grouped"], tmp_path)
+    rows = [row_of("a", 20)]
+    runners = [
+        Runner(model, pool_of(model), kernels="native", max_step_tokens=32, max_step_rows=2) for _ in range(2)
+    ]
+    runners[0].warm_up()
+    packed = model.store.packed_bytes
+    runners[1].warm_up()
+    assert model.store.packed_bytes == packed > 0
+    logits = eager_logits(model, pool_of(model), rows)
+    runners[0].release_plain_weights()
+    assert model.store.tensors["blk.0.attn_q.weight"].is_meta
+    fresh = Runner(model, pool_of(model), kernels="native", max_step_tokens=32, max_step_rows=2)
+    for runner in (*runners, fresh):
+        torch.testing.assert_close(
+            runner.run(Batch(tuple(rows))).logits, logits, rtol=RELATIVE, atol=ABSOLUTE
+        )
+    plain = Runner(model, pool_of(model), kernels="reference", max_step_tokens=32, max_step_rows=2)
+    with pytest.raises(RuntimeError, match="plain copy was released"):
+        plain.run(Batch(tuple(rows)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "block_size", "message"),
+    [({"head_size": 24}, 16, "head_size=24"), ({}, 8, "block_size=8"), ({}, 24, "block_size=24")],
+)
+def test_sizes_that_do_not_suit_are_told(tmp_path, changes, block_size, message):
+    from worker.plan.native import native_unsuitable
+
+    model = model_of(replace(SHAPES["grouped"], **changes), tmp_path)
+    assert message in native_unsuitable(model.config, block_size)
+    with pytest.raises(KernelsUnsuitable, match=message):
+        Runner(
+            model,
+            pool_of(model, block_size=block_size),
+            kernels="native",
+            max_step_tokens=8,
+            max_step_rows=1,
+        )
+
+
+def test_sizes_that_suit_are_fine(model, sizes):
+    from worker.plan.native import native_unsuitable
+
+    assert native_unsuitable(model.config, sizes.block_size) is None

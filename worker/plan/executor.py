@@ -1,0 +1,67 @@
+"""What runs programs, as the plan sees it, and the choice by name. Imports only what was chosen."""
+
+from importlib import import_module
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from worker.kernels.ops import KERNELS
+from worker.kv.storage import KvStorage
+from worker.model.config import LlamaConfig
+from worker.model.weights.store import WeightStore
+from worker.plan.graph import StepInputs
+from worker.plan.program import Program
+
+
+class KernelsUnsuitable(ValueError):
+    """The kernels do not suit the sizes or the memory of a model and its pool; the message names which."""
+
+
+class Executor(Protocol):
+    """A program over its inputs, weights and pool, all of which it keeps alive."""
+
+    @property
+    def output(self) -> Tensor:
+        """[most logits, vocab] float32, the rows' stride being the arena's; each run overwrites it."""
+
+    @property
+    def kernel_ns(self) -> int:
+        """Of the last run, the time inside kernels, as a mean over threads; 0: not measured."""
+
+    def run(self, *, num_tokens: int, num_rows: int, num_logits: int) -> None:
+        """Runs every launch once over the live part of the inputs."""
+
+
+class Kernels(Protocol):
+    """Implementations of the operators, and what makes executors over them."""
+
+    @property
+    def name(self) -> str:
+        """Tells apart kernels that could give other bits or run on other threads; part of a plan's key."""
+
+    def check(self, config: LlamaConfig, kv: KvStorage) -> None:
+        """Raises KernelsUnsuitable where a model over a pool can't be run."""
+
+    def executor(self, program: Program, inputs: StepInputs, store: WeightStore, kv: KvStorage) -> Executor:
+        """Binds a program to memory."""
+
+
+def kernels_named(name: str, *, num_threads: int = 1) -> Kernels:
+    """Imports and makes the kernels of that name.
+
+    Args:
+        name: One of `worker.kernels.ops.KERNELS`.
+        num_threads: Threads of `native`, at least 1; the others use those of torch.
+
+    Raises:
+        ValueError: The name is unknown, or `num_threads` is below 1.
+        ImportError: `native` without the distribution `pagecast-native`.
+        RuntimeError: Triton's kernels can't run in this process as it was prepared.
+    """
+    if name not in KERNELS:
+        raise ValueError(f"kernels={name!r} is none of {', '.join(KERNELS)}")
+    if num_threads < 1:
+        raise ValueError(f"num_threads={num_threads} is below 1")
+    if name == "native":
+        return cast("Kernels", import_module("worker.plan.native").NativeKernels(num_threads=num_threads))
+    return cast("Kernels", import_module("worker.plan.interpreter").InterpreterKernels(name))
