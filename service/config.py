@@ -22,6 +22,7 @@ _WORKER_PREFIX = "PAGECAST_WORKER_"
 # The worker's own limits: a value over them is refused here, by the name of the flag that was given.
 MAX_KV_BLOCKS = 1 << 24
 MAX_STEP_TOKENS = 65_536
+MAX_REPLAN_SESSIONS = 1 << 20
 
 
 def prepare_process() -> None:
@@ -77,10 +78,12 @@ class ServeSettings(BaseSettings):
         listen: `HOST:PORT` of the public server; port 0 takes a free one.
         worker_addresses: Addresses of running workers to use instead of spawning; a comma separated
             list in the environment (`PAGECAST_WORKER_ADDRESS`).
-        kernels: Kernels of the spawned workers.
+        kernels: Kernels of the spawned workers. "auto": native where it is installed and suits the model,
+            else reference.
         decode_plan: Plan mode of sessions that name none; "plan_once" becomes "once".
         kv_blocks: KV blocks per worker. None: what the worker chooses.
         max_step_tokens: Token budget of a step. None: what the worker chooses.
+        max_replan_sessions: Open sessions per worker whose plan mode may be REPLAN at once.
         threads: Compute threads per worker. None: the CPUs, shared out among the workers.
         start_timeout_s: How long workers may take until they serve, in seconds
             (`PAGECAST_START_TIMEOUT`).
@@ -102,10 +105,11 @@ class ServeSettings(BaseSettings):
     worker_addresses: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), validation_alias="PAGECAST_WORKER_ADDRESS"
     )
-    kernels: Literal["reference", "triton"] = "reference"
+    kernels: Literal["auto", "native", "reference", "triton"] = "auto"
     decode_plan: Literal["once", "replan"] = "once"
     kv_blocks: int | None = Field(default=None, ge=1, le=MAX_KV_BLOCKS)
     max_step_tokens: int | None = Field(default=None, ge=1, le=MAX_STEP_TOKENS)
+    max_replan_sessions: int = Field(default=32, ge=0, le=MAX_REPLAN_SESSIONS)
     threads: int | None = Field(default=None, ge=1, le=1024)
     start_timeout_s: float = Field(
         default=180.0, gt=0.0, le=86_400.0, validation_alias="PAGECAST_START_TIMEOUT"

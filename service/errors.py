@@ -125,7 +125,7 @@ _RULES: Mapping[Reason, _Rule] = {
     Reason.KV_EXHAUSTED: _Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, _Detail.QUOTA, "kv_blocks"),
     Reason.QUEUE_FULL: _Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, _Detail.QUOTA, "queue"),
     Reason.QUEUE_TIMEOUT: _Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, _Detail.QUOTA, "queue"),
-    Reason.QUOTA_EXCEEDED: _Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, _Detail.QUOTA, "principal"),
+    Reason.QUOTA_EXCEEDED: _Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, _Detail.QUOTA, "sessions"),
     Reason.NO_WORKER: _Rule(grpc.StatusCode.UNAVAILABLE, _Detail.RETRY, retry_s=5),
     Reason.DRAINING: _Rule(grpc.StatusCode.UNAVAILABLE, _Detail.RETRY, retry_s=5),
     # No RetryInfo: what the worker held is gone, so the same call does not succeed later.

@@ -113,10 +113,19 @@ async def append(
 async def _open_on_any(
     router: Router[WorkerLink], request: session_pb2.OpenSessionRequest
 ) -> tuple[WorkerLink, session_pb2.Session]:
-    """Open the session on the worker with the fewest, or, where that one died just now, on another."""
-    for _ in range(MAX_ATTEMPTS):
+    """Open the session on the worker with the fewest, or on another where that one died just now or is full.
+
+    Of workers that are full the last one's refusal is told.
+    """
+    num_lost = 0
+    full: list[WorkerLink] = []
+    refusal: PagecastError | None = None
+    while num_lost < MAX_ATTEMPTS:
         session_id = new_session_id()
-        link = router.place(session_id, request.model)
+        try:
+            link = router.place(session_id, request.model, besides=full)
+        except PagecastError as error:
+            raise refusal or error from None
         try:
             response = await link.settle(
                 link.call(link.stub.OpenSession, _wire(session_id, link.owner_id, request)),
@@ -124,12 +133,19 @@ async def _open_on_any(
             )
         except BaseException as error:
             router.forget(session_id)
-            if not isinstance(error, PagecastError) or error.reason is not Reason.WORKER_LOST:
+            if not isinstance(error, PagecastError):
+                raise
+            if error.reason is Reason.QUOTA_EXCEEDED:
+                full.append(link)
+                refusal = error
+                continue
+            if error.reason is not Reason.WORKER_LOST:
                 raise
         else:
             return link, response.session
         if not await _is_lost(link):
             break
+        num_lost += 1
     raise PagecastError(Reason.NO_WORKER, "no worker of this model answers")
 
 

@@ -126,13 +126,23 @@ class Router(Generic[W]):
         """Return any live worker of the model. Raises as `place` does."""
         return self._candidates(model)[0]
 
-    def place(self, session_id: str, model: str) -> W:
+    def place(self, session_id: str, model: str, *, besides: Collection[W] = ()) -> W:
         """Give a new session to the live worker of `model` with the fewest sessions.
 
+        Args:
+            session_id: Of the new session.
+            model: What the worker has to serve.
+            besides: Workers that have no place for it.
+
         Raises:
-            PagecastError: MODEL_NOT_FOUND where no worker ever served it; NO_WORKER while none does.
+            PagecastError: MODEL_NOT_FOUND where no worker ever served it; NO_WORKER while none does, or
+                none but those of `besides`.
         """
-        worker = min(self._candidates(model), key=lambda worker: self._num_sessions[id(worker)])
+        full = {id(worker) for worker in besides}
+        workers = [worker for worker in self._candidates(model) if id(worker) not in full]
+        if not workers:
+            raise PagecastError(Reason.NO_WORKER, "no worker of this model has a place")
+        worker = min(workers, key=lambda worker: self._num_sessions[id(worker)])
         self._num_sessions[id(worker)] += 1
         self._last_number += 1
         self._entries[session_id] = _Entry(self._last_number, model, worker)

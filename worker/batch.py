@@ -57,6 +57,11 @@ class Batch:
         """Tokens that the step computes."""
         return sum(len(row.token_ids) for row in self.rows)
 
+    def turns(self) -> tuple["Batch", ...]:
+        """The batch cut by plan mode, PLAN_ONCE first: what each mode's rows wait for is their own plan."""
+        by_plan = (tuple(row for row in self.rows if row.plan is plan) for plan in DecodePlan)
+        return tuple(Batch(rows) for rows in by_plan if rows)
+
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
@@ -64,38 +69,50 @@ class RowResult:
 
     Attributes:
         plan_action: How the row's step got its plan.
-        plan_ns: Time to trace, optimise, lower and bind, shared by the rows of one program run.
+        plan_ns: Time to get the plan (trace, optimise, lower) and to bind, shared by the rows of one
+            program run.
         step_ns: Time of that program run.
+        kernel_ns: Of `step_ns`, the time inside kernels, as a mean over the threads; 0: not measured.
         launches: Kernel launches of that program run.
-        host_bytes: Bytes that program run moved between host and program, inputs and logits.
+        host_bytes: Bytes that program run moved between host and program: inputs that were written, and
+            one id per row that a token is drawn for.
+        arena_bytes: Size of the program's arena.
         batch_size: Rows of that program run.
     """
 
     plan_action: PlanAction
     plan_ns: int
     step_ns: int
+    kernel_ns: int
     launches: int
     host_bytes: int
+    arena_bytes: int
     batch_size: int
 
 
 @dataclass(slots=True)
 class PlanCounters:
-    """How the steps of a turn or a session got their plan, and what the last one cost."""
+    """How the steps of a turn or a session got their plan, what that took, and what the last one cost."""
 
     builds: int = 0
     reuses: int = 0
     replans: int = 0
+    plan_ns: int = 0
+    step_ns: int = 0
     launches_per_step: int = 0
     host_bytes_per_step: int = 0
+    arena_bytes: int = 0
 
     def count(self, result: RowResult) -> None:
         """Add one step."""
         self.builds += result.plan_action is PlanAction.BUILT
         self.reuses += result.plan_action is PlanAction.REUSED
         self.replans += result.plan_action is PlanAction.REPLANNED
+        self.plan_ns += result.plan_ns
+        self.step_ns += result.step_ns
         self.launches_per_step = result.launches
         self.host_bytes_per_step = result.host_bytes
+        self.arena_bytes = result.arena_bytes
 
 
 class FinishReason(Enum):

@@ -25,12 +25,15 @@ class WorkerConfig:
     Attributes:
         model: `smollm2-135m`, or the path of a Llama GGUF.
         listen: `unix:PATH` or `HOST:PORT`.
-        kernels: Which implementation the table of ops picks.
+        kernels: What computes the operators. "auto": native where it is installed and suits the model, else
+            reference.
         decode_plan: Mode of sessions that don't choose one.
         num_kv_blocks: Blocks of the KV pool.
         block_size: Tokens per block.
         max_step_tokens: Tokens that one step computes at most.
         max_step_rows: Rows of one step at most.
+        max_replan_sessions: Open sessions whose mode may be REPLAN at once: their steps build a plan each
+            time, and the others' next step waits for it.
         num_threads: Threads for kernels.
         log_level: Lowest level that is logged; tokens are logged at info.
         parent_fd: Read end of a pipe that the parent holds open: its first line is the token that calls
@@ -41,12 +44,13 @@ class WorkerConfig:
 
     model: str
     listen: str
-    kernels: Literal["reference", "triton"]
+    kernels: Literal["auto", "native", "reference", "triton"]
     decode_plan: DecodePlan
     num_kv_blocks: int
     block_size: int
     max_step_tokens: int
     max_step_rows: int
+    max_replan_sessions: int
     num_threads: int
     log_level: Literal["debug", "info", "warning", "error"]
     parent_fd: int
@@ -117,7 +121,12 @@ _command = click.Command(
     params=[
         _option("--model", default="smollm2-135m", help="A known name, or the path of a Llama GGUF."),
         _option("--listen", required=True, help="unix:PATH or HOST:PORT."),
-        _option("--kernels", type=click.Choice(["reference", "triton"]), default="reference"),
+        _option(
+            "--kernels",
+            type=click.Choice(["auto", "native", "reference", "triton"]),
+            default="auto",
+            help="auto: native where it is installed and suits the model, else reference.",
+        ),
         _option("--decode-plan", "plan", type=click.Choice(["once", "replan"]), default="once"),
         _option("--kv-blocks", "num_kv_blocks", type=click.IntRange(1, 1 << 24), default=1024),
         _option("--max-step-tokens", type=click.IntRange(1, 65536), default=64),
@@ -125,6 +134,12 @@ _command = click.Command(
             "--max-step-rows",
             type=click.IntRange(1, 4096),
             help=f"Absent: {_MAX_STEP_ROWS}, at most --max-step-tokens.",
+        ),
+        _option(
+            "--max-replan-sessions",
+            type=click.IntRange(0, 1 << 20),
+            default=32,
+            help="Open sessions whose plan is built anew for every step.",
         ),
         _option("--threads", "num_threads", type=click.IntRange(1, 1024), default=_available_cpus),
         _option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"),

@@ -2,8 +2,12 @@
 
 Commands come in through an inbox and are answered through futures; what steps have to
 tell leaves as one StepReport per step. Nothing in here locks: one thread owns it all.
-A round takes commands, ends what is overdue, then runs one step: schedule, run, draw,
-commit, tell. So after a cancel has come in at most one more step starts for its turn.
+A round takes commands, ends what is overdue, then runs one step: schedule, and for each
+plan mode's rows in a turn of their own run, draw, commit, tell. PLAN_ONCE has the first
+turn, and its tokens are told before a REPLAN row starts: nobody waits for a plan that is
+not theirs, but for the next step, by at most the one REPLAN turn of this step. Commands
+and deadlines wait for a step's last turn, so that a session has one state per step; after
+a cancel has come in at most one more step, and of it one run, starts for its turn.
 """
 
 import queue
@@ -49,10 +53,12 @@ class Engine:
         scheduler: Owned by the engine from now on, like `runner`.
         runner: Runs batches.
         tokenizer: For end-of-text ids and text.
+        max_replan_sessions: Open sessions whose mode may be REPLAN at once.
         clock_ns: Monotonic clock, the same that deadlines are given by.
 
     Attributes:
-        num_steps: Batches that ran.
+        num_steps: Steps so far, the running one included: batches that were scheduled, each counted once
+            whether its rows ran in one turn or in two.
         ended: Done when the thread has ended; holds what ended it where that was no `stop`. Commands are
             not answered any more then.
     """
@@ -63,18 +69,19 @@ class Engine:
         scheduler: PagedSessionScheduler,
         runner: Runner,
         tokenizer: Tokenizer,
+        max_replan_sessions: int,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._vocab_size = tokenizer.vocab_size
         self._clock_ns = clock_ns
-        self._table = SessionTable(scheduler, tokenizer, clock_ns)
+        self._table = SessionTable(scheduler, tokenizer, clock_ns, max_replan_sessions=max_replan_sessions)
         self._inbox: queue.SimpleQueue[tuple[commands.Command, Future[SessionView]] | None] = (
             queue.SimpleQueue()
         )
         self._thread: threading.Thread | None = None
-        self._step_started_ns: int | None = None
+        self._turn_started_ns: int | None = None
         self.num_steps = 0
         self.ended: Future[None] = Future()
 
@@ -85,8 +92,11 @@ class Engine:
 
     @property
     def running_step_ns(self) -> int:
-        """How long the step that is running has taken so far, 0 between steps; safe from any thread."""
-        started_ns = self._step_started_ns
+        """How long the running turn of a step has taken so far, 0 between steps; safe from any thread.
+
+        A step that came to its second turn has made progress, so that what hangs is told by one turn.
+        """
+        started_ns = self._turn_started_ns
         return 0 if started_ns is None else self._clock_ns() - started_ns
 
     def start(self, *, prepare: Callable[[], None], on_report: OnReport, on_error: OnError) -> Future[None]:
@@ -95,7 +105,7 @@ class Engine:
         Args:
             prepare: Called first in the engine thread: warm-up belongs to the thread that runs steps,
                 since OpenMP gives every thread that computes a team of its own.
-            on_report: Called in the engine thread, once for every step or command with news.
+            on_report: Called in the engine thread, once for every turn of a step and for commands with news.
             on_error: Called in the engine thread with what made a step fail, and the id that tells it.
 
         Returns:
@@ -141,12 +151,10 @@ class Engine:
     def _loop(self, on_report: OnReport, on_error: OnError) -> None:
         while self._take_commands():
             self._table.expire()
+            # Not behind the step: who was cancelled waits for none.
+            self._tell(on_report)
             if self._scheduler.has_work:
-                self._step_started_ns = self._clock_ns()
-                self._step(on_error)
-                self._step_started_ns = None
-            if events := self._table.take_events():
-                on_report(StepReport(events))
+                self._step(on_report, on_error)
 
     def _take_commands(self) -> bool:
         """Take every waiting command, or wait for one if there is nothing to run; False to stop."""
@@ -169,17 +177,27 @@ class Engine:
             except Exception as error:  # noqa: BLE001  a bug in one command must not end the others
                 future.set_exception(error)
 
-    def _step(self, on_error: OnError) -> None:
+    def _tell(self, on_report: OnReport) -> None:
+        if events := self._table.take_events():
+            on_report(StepReport(events))
+
+    def _step(self, on_report: OnReport, on_error: OnError) -> None:
         batch = self._scheduler.schedule()
         if not batch.rows:
             self._give_up_first()
+            self._tell(on_report)
             return
-        self._table.announce(batch)
-        for computed in self._compute(batch, on_error):
-            self._commit(computed, on_error)
+        self.num_steps += 1
+        for turn in batch.turns():
+            self._turn_started_ns = self._clock_ns()
+            self._table.announce(turn)
+            for computed in self._compute(turn, on_error):
+                self._commit(computed, on_error)
+            self._turn_started_ns = None
+            self._tell(on_report)
 
     def _compute(self, batch: Batch, on_error: OnError) -> list[_Computed]:
-        """Run a batch and draw. Where that raises, each row again alone: those that still raise fail.
+        """Run rows of one plan mode and draw. Where that raises, each alone: those that still raise fail.
 
         Nothing has changed by then but KV that a row's own run writes once more, and a row's bits don't
         depend on its neighbours.
@@ -194,12 +212,12 @@ class Engine:
         return [computed for row in batch.rows for computed in self._compute(Batch((row,)), on_error)]
 
     def _run(self, batch: Batch) -> list[_Computed]:
+        # The logits are the plan's own buffer, good until the next run.
         logits, results = self._runner.run(batch)
         started_ns = self._clock_ns()
         draws = [self._draw_of(row) for row in batch.rows if row.wants_logits]
-        drawn = draw_tokens(logits.numpy(), draws, vocab_size=self._vocab_size)
+        drawn = draw_tokens(logits, draws, vocab_size=self._vocab_size)
         sample_ns = self._clock_ns() - started_ns
-        self.num_steps += 1
         of_row = iter(drawn)
         return [
             _Computed(row, result, next(of_row) if row.wants_logits else None, sample_ns)

@@ -19,6 +19,7 @@ from worker.batch import StepReport, TokenDrawn
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.intake import Intake
+from worker.kernel_choice import Kernels, KernelsMissing, choose_kernels
 from worker.kernels.triton import prepare_triton
 from worker.kv.block_pool import BlockPool
 from worker.kv.storage import KvStorage
@@ -28,6 +29,7 @@ from worker.model.config import ModelFileError
 from worker.model.llama import LlamaModel
 from worker.model.tokenizer import Tokenizer
 from worker.model.weights.gguf import GgufFile, read_gguf, resolve_model_spec
+from worker.plan.executor import KernelsUnsuitable
 from worker.runner import RowsNotInvariant, Runner
 from worker.scheduler import PagedSessionScheduler
 from worker.server import WorkerService
@@ -35,7 +37,8 @@ from worker.server import WorkerService
 EXIT_OTHER = 1
 EXIT_MODEL_FILE = 3
 EXIT_LISTEN = 4
-EXIT_NUMERICS = 5
+EXIT_KERNELS = 5
+EXIT_NOT_INSTALLED = 6
 EXIT_MEMORY = 7
 _STOP_GRACE_S = 1.0
 _ORPHAN_GRACE_S = 0.5
@@ -59,9 +62,12 @@ def run(config: WorkerConfig, log: FilteringBoundLogger) -> int:
     except ModelFileError as error:
         log.error("worker_failed", error=str(error), model=config.model)
         return EXIT_MODEL_FILE
-    except RowsNotInvariant as error:
+    except (RowsNotInvariant, KernelsUnsuitable) as error:
         log.error("worker_failed", error=str(error))
-        return EXIT_NUMERICS
+        return EXIT_KERNELS
+    except KernelsMissing as error:
+        log.error("worker_failed", error=str(error))
+        return EXIT_NOT_INSTALLED
     except PoolTooLarge as error:
         log.error("worker_failed", error=str(error))
         return EXIT_MEMORY
@@ -83,7 +89,10 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
     torch.set_num_threads(1)
     file = read_gguf(resolve_model_spec(config.model))
     tokenizer = Tokenizer(file.tokenizer)
-    runner = _runner(config, file)
+    kernels = choose_kernels(config.kernels, file.config, config.block_size)
+    if kernels.fallback:
+        log.warning("kernels_fallback", kernels=kernels.name, reason=kernels.fallback)
+    runner = _runner(config, kernels, file)
     scheduler = PagedSessionScheduler(
         BlockPool(config.num_kv_blocks),
         block_size=config.block_size,
@@ -92,11 +101,16 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
         max_context_tokens=file.config.max_context_tokens,
         plan=config.decode_plan,
     )
-    engine = Engine(scheduler=scheduler, runner=runner, tokenizer=tokenizer)
+    engine = Engine(
+        scheduler=scheduler,
+        runner=runner,
+        tokenizer=tokenizer,
+        max_replan_sessions=config.max_replan_sessions,
+    )
     service = WorkerService(
         engine=engine,
         intake=Intake(tokenizer, _template(file, tokenizer)),
-        model=_describe(config, file, tokenizer),
+        model=_describe(config, kernels, file, tokenizer),
         version=importlib.metadata.version("pagecast"),
         num_kv_blocks=config.num_kv_blocks,
         log_token=lambda event: _log_token(log, event),
@@ -116,8 +130,12 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
         return EXIT_LISTEN
 
     def prepare() -> None:
-        torch.set_num_threads(config.num_threads)
-        runner.warm_up()
+        if kernels.name == "native":  # its threads are the runner's, and torch computes next to nothing
+            runner.warm_up()
+            runner.release_plain_weights()
+        else:
+            torch.set_num_threads(config.num_threads)
+            runner.warm_up()
 
     def on_report(report: StepReport) -> None:
         loop.call_soon_threadsafe(service.deliver, report)
@@ -132,7 +150,9 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
         pid=os.getpid(),
         model=config.model,
         num_kv_blocks=config.num_kv_blocks,
-        kernels=config.kernels,
+        kernels=kernels.name,
+        kernel_set=kernels.kernel_set,
+        threads=config.num_threads,
     )
     engine_ended = asyncio.wrap_future(engine.ended)
     engine_ended.add_done_callback(lambda _: stop.set())
@@ -147,8 +167,8 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
     return 0
 
 
-def _runner(config: WorkerConfig, file: GgufFile) -> Runner:
-    device = prepare_triton() if config.kernels == "triton" else torch.device("cpu")
+def _runner(config: WorkerConfig, kernels: Kernels, file: GgufFile) -> Runner:
+    device = prepare_triton() if kernels.name == "triton" else torch.device("cpu")
     block_bytes = KvStorage.block_bytes(
         num_layers=file.config.num_layers,
         block_size=config.block_size,
@@ -167,9 +187,10 @@ def _runner(config: WorkerConfig, file: GgufFile) -> Runner:
     return Runner(
         LlamaModel.from_gguf(file, device=device),
         storage,
-        kernels=config.kernels,
+        kernels=kernels.name,
         max_step_tokens=config.max_step_tokens,
         max_step_rows=config.max_step_rows,
+        num_threads=config.num_threads,
     )
 
 
@@ -178,7 +199,9 @@ def _template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
     return None if source is None else ChatTemplate(source, tokenizer)
 
 
-def _describe(config: WorkerConfig, file: GgufFile, tokenizer: Tokenizer) -> model_pb2.Model:
+def _describe(
+    config: WorkerConfig, kernels: Kernels, file: GgufFile, tokenizer: Tokenizer
+) -> model_pb2.Model:
     return model_pb2.Model(
         name=Path(config.model).stem if config.model.endswith(".gguf") else config.model,
         architecture=file.architecture,
@@ -186,17 +209,17 @@ def _describe(config: WorkerConfig, file: GgufFile, tokenizer: Tokenizer) -> mod
         vocab_size=tokenizer.vocab_size,
         max_context_tokens=file.config.max_context_tokens,
         block_size=config.block_size,
-        numerics_fingerprint=_fingerprint(config, file),
+        numerics_fingerprint=_fingerprint(kernels, file),
         has_chat_template=file.tokenizer.chat_template is not None,
     )
 
 
-def _fingerprint(config: WorkerConfig, file: GgufFile) -> str:
+def _fingerprint(kernels: Kernels, file: GgufFile) -> str:
     """Workers of one fingerprint agree bit for bit (idea 3 of the architecture)."""
-    version = importlib.metadata.version("pagecast")
-    parts = ["cpu", torch.backends.cpu.get_cpu_capability().lower(), config.kernels, version]
-    parts += [f"torch-{torch.__version__}", "weights-float32", "activations-float32", "kv-float32"]
-    return "/".join([*parts, file.fingerprint])
+    parts = [*kernels.numerics, importlib.metadata.version("pagecast")]
+    if kernels.name != "native":
+        parts.append(f"torch-{torch.__version__}")
+    return "/".join([*parts, "weights-float32", "activations-float32", "kv-float32", file.fingerprint])
 
 
 def _log_token(log: FilteringBoundLogger, event: TokenDrawn) -> None:
@@ -214,6 +237,9 @@ def _log_token(log: FilteringBoundLogger, event: TokenDrawn) -> None:
         queue_ns=event.queue_ns,
         plan_ns=event.result.plan_ns,
         step_ns=event.result.step_ns,
+        kernel_ns=event.result.kernel_ns,
+        launches=event.result.launches,
+        host_bytes=event.result.host_bytes,
         sample_ns=event.sample_ns,
         batch_size=event.result.batch_size,
         context_len=event.context_len,

@@ -48,12 +48,13 @@ class Draw:
 
 
 def draw_tokens(
-    logits: npt.NDArray[np.float32], draws: Sequence[Draw], *, vocab_size: int
+    logits: Sequence[npt.NDArray[np.float32]], draws: Sequence[Draw], *, vocab_size: int
 ) -> list[Drawn | None]:
-    """Draw one token per row.
+    """Draw one token per row, from the logits where they lie.
 
     Args:
-        logits: float32 [rows, at least vocab_size].
+        logits: Rows, each float32 [at least vocab_size], that may be views of a buffer of somebody else's:
+            they are only read, and nothing of them is kept.
         draws: One per row.
         vocab_size: Ids from here on are padding of the embedding: never drawn, and without effect in a
             log, a bias or a ban.
@@ -84,7 +85,7 @@ def _draw(raw: npt.NDArray[np.float32], draw: Draw) -> Drawn | None:
 
 
 def _adjusted(raw: npt.NDArray[np.float32], draw: Draw) -> _Floats:
-    """The logits after penalties, bias and bans, float64; `raw` itself where there are none.
+    """The logits after penalties, bias and bans, a float64 copy; `raw` itself where there are none.
 
     Repetition divides a positive logit of any token of the log and multiplies another one (Keskar et al.,
     "CTRL", 2019, with the sign rule of Hugging Face's processor). Then a token that occurs c > 0 times in

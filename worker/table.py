@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from worker import commands
-from worker.batch import Batch, Drawn, Event, Failed, FinishReason, Row, RowResult
+from worker.batch import Batch, DecodePlan, Drawn, Event, Failed, FinishReason, Row, RowResult
 from worker.commands import SessionView, TurnBase
 from worker.detokenize import Detokenizer
 from worker.errors import Refused
@@ -34,14 +34,21 @@ class SessionTable:
         scheduler: Told of every session and turn.
         tokenizer: For text and EOS ids.
         clock_ns: Monotonic clock, of which all times of turns come.
+        max_replan_sessions: Open sessions whose mode may be REPLAN at once.
     """
 
     def __init__(
-        self, scheduler: PagedSessionScheduler, tokenizer: Tokenizer, clock_ns: Callable[[], int]
+        self,
+        scheduler: PagedSessionScheduler,
+        tokenizer: Tokenizer,
+        clock_ns: Callable[[], int],
+        *,
+        max_replan_sessions: int,
     ) -> None:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._clock_ns = clock_ns
+        self._max_replan_sessions = max_replan_sessions
         self._records: dict[str, Record] = {}
         self._bases: dict[str, TurnBase] = {}
         self._running: dict[str, Record] = {}  # by generation id
@@ -79,6 +86,8 @@ class SessionTable:
         match command:
             case commands.UpdateSession():
                 record.check_revision(command.expected_revision)
+                if command.plan is DecodePlan.REPLAN and record.session.plan is not DecodePlan.REPLAN:
+                    self._check_replan_quota()
                 record.update(command.plan, command.labels, command.priority)
             case commands.Cancel():
                 turn = record.turn
@@ -168,7 +177,20 @@ class SessionTable:
         self._settle(record, turn)
         return blocks
 
+    def _check_replan_quota(self) -> None:
+        """Refused, QUOTA_EXCEEDED, if no more sessions may have the mode REPLAN."""
+        limit = self._max_replan_sessions
+        if sum(record.session.plan is DecodePlan.REPLAN for record in self._records.values()) >= limit:
+            raise Refused(
+                "QUOTA_EXCEEDED",
+                f"this worker takes {limit} open sessions in REPLAN, and has them",
+                field="decode_plan",
+                metadata={"max_replan_sessions": str(limit)},
+            )
+
     def _open(self, command: commands.OpenSession) -> SessionView:
+        if (command.plan or self._scheduler.plan) is DecodePlan.REPLAN:
+            self._check_replan_quota()
         session = self._scheduler.open(
             command.session_id,
             plan=command.plan,

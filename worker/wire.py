@@ -191,6 +191,9 @@ def _timing(event: TokenDrawn) -> generation_pb2.TokenTiming:
         sample_ns=event.sample_ns,
         plan_action=_PLAN_ACTIONS[event.result.plan_action],
         batch_size=event.result.batch_size,
+        kernel_ns=event.result.kernel_ns,
+        launches=event.result.launches,
+        host_bytes=event.result.host_bytes,
     )
 
 
@@ -210,6 +213,9 @@ def _plan_stats(counters: PlanCounters) -> session_pb2.PlanStats:
         replans=counters.replans,
         launches_per_step=counters.launches_per_step,
         host_bytes_per_step=counters.host_bytes_per_step,
+        plan_ns=counters.plan_ns,
+        step_ns=counters.step_ns,
+        arena_bytes=counters.arena_bytes,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from service.cli.measuring import bench, plan
 from service.cli.replies import chat, generate
 from service.cli.serve import serve
 from service.cli.sessions import models, sessions
@@ -32,5 +33,5 @@ def main() -> None:
     """Stream tokens from persistent LLM sessions."""
 
 
-for command in (serve, generate, chat, sessions, models, tokenize, detokenize):
+for command in (serve, generate, chat, sessions, models, tokenize, detokenize, bench, plan):
     main.add_command(command)

@@ -15,7 +15,7 @@ from service.config import ServeSettings, unknown_variables
 
 _PREFIX = variable("--")
 _LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
-_KERNELS = click.Choice(["reference", "triton"], case_sensitive=False)
+_KERNELS = click.Choice(["auto", "native", "reference", "triton"], case_sensitive=False)
 
 
 def _option(flag: str, field: str | None = None, **attributes: Any) -> Decorator:
@@ -41,10 +41,17 @@ def _seconds(flag: str, text: str) -> Decorator:
     metavar="ADDR",
     help="Use this running worker and start none; repeatable.",
 )
-@_option("--kernels", type=_KERNELS, help="Kernels of the workers.")
+@_option(
+    "--kernels",
+    type=_KERNELS,
+    help="Kernels of the workers. auto: native where it is installed and suits the model, else reference.",
+)
 @_option("--decode-plan", type=PLAN_CHOICE, metavar="[once|replan]", help="Plan of sessions that name none.")
 @_option("--kv-blocks", type=int, help="KV blocks per worker. Absent: what the worker chooses.")
 @_option("--max-step-tokens", type=int, help="Tokens of one step. Absent: what the worker chooses.")
+@_option(
+    "--max-replan-sessions", type=int, help="Open sessions per worker whose plan is built for every step."
+)
 @_option(
     "--threads", type=int, help="Compute threads per worker. Absent: the CPUs, shared among the workers."
 )

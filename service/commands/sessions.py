@@ -80,6 +80,8 @@ def details(session: session_pb2.Session) -> str:
         "state": _state(session),
         "plan": plan_name(session),
         "steps": f"{plans.builds} built, {plans.reuses} reused, {plans.replans} replanned",
+        "step time": _step_time(plans),
+        "last step": _last_step(plans),
         "revision": str(session.revision),
         "tokens": f"{session.num_tokens} of {session.max_context_tokens}",
         "kv": f"{session.num_computed_tokens} tokens in {session.num_kv_blocks} blocks",
@@ -89,6 +91,24 @@ def details(session: session_pb2.Session) -> str:
         "labels": _labels(session),
     }
     return "".join(f"{name + ':':13}{visible(value)}\n" for name, value in rows.items() if value)
+
+
+def _step_time(plans: session_pb2.PlanStats) -> str:
+    """Means over the session's steps; empty without any."""
+    num_steps = plans.builds + plans.reuses + plans.replans
+    if num_steps == 0:
+        return ""
+    plan_ms, run_ms = (total_ns / num_steps / 1e6 for total_ns in (plans.plan_ns, plans.step_ns))
+    return f"{plan_ms:.3f} ms for the plan, {run_ms:.3f} ms to run"
+
+
+def _last_step(plans: session_pb2.PlanStats) -> str:
+    if plans.launches_per_step == 0:
+        return ""
+    return (
+        f"{plans.launches_per_step} launches, {plans.host_bytes_per_step} bytes between host and program, "
+        f"arena of {plans.arena_bytes} bytes"
+    )
 
 
 def _row(session: session_pb2.Session, now_s: float) -> Sequence[str]:

@@ -194,6 +194,7 @@ def worker_command(settings: ServeSettings) -> list[str]:
         "--model", settings.model,
         "--kernels", settings.kernels,
         "--decode-plan", settings.decode_plan,
+        "--max-replan-sessions", str(settings.max_replan_sessions),
         "--threads", str(settings.threads or _threads_per_worker(settings.workers)),
         "--memory-share", repr(1 / settings.workers),
         "--log-level", settings.log_level,

@@ -20,7 +20,7 @@ from service.pool.link import WorkerLink
 PERMANENT_EXITS: Mapping[int, str] = {
     2: "its flags are wrong",
     3: "it cannot use the model file",
-    5: "its kernels are not row-invariant on this machine",
+    5: "its kernels do not serve this model on this machine",
     6: "it lacks packages",
     7: "its KV pool does not fit in memory",
 }

@@ -270,6 +270,9 @@ class FakeServer(
                     replans=0 if planned else steps,
                     launches_per_step=9,
                     host_bytes_per_step=100,
+                    plan_ns=7,
+                    step_ns=8,
+                    arena_bytes=4096,
                 ),
             )
         )

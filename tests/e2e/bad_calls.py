@@ -68,7 +68,7 @@ class BadCall:
 
 def bad_calls() -> list[BadCall]:
     """All of the table."""
-    return [*_sampling(), *_stopping(), *_inputs(), *_enums(), *_ids(), *_others()]
+    return [*_sampling(), *_stopping(), *_inputs(), *_enums(), *_plans(), *_ids(), *_others()]
 
 
 def _bad(
@@ -128,7 +128,7 @@ def _inputs() -> Iterator[BadCall]:
         ("empty message", chat(("system", "a"), ("user", "")), EMPTY, ".messages.messages[1].content"),
         ("no role", chat(("unspecified", "a")), ABSENT, ".messages.messages[0].role"),
         ("id outside", [3, 272], OUT, ".token_ids.ids"),
-        ("too many ids", [5] * 4096, "PROMPT_TOO_LONG", ""),
+        ("too many ids", [5] * 16_384, "PROMPT_TOO_LONG", ""),
         ("too long text", "a" * 200_000, "PROMPT_TOO_LONG", ""),
         ("too long message", chat(("user", "a" * 200_000)), "PROMPT_TOO_LONG", ""),
         ("4097 messages", chat(*[("user", "a")] * 4097), OUT, ".messages.messages"),
@@ -181,6 +181,23 @@ def _enums() -> Iterator[BadCall]:
         WRONG,
         f"input.{at}",
     )
+
+
+def _plans() -> Iterator[BadCall]:
+    """One session in REPLAN more than `narrow` takes."""
+    replan = session_pb2.PAGED_DECODE_PLAN_REPLAN
+
+    def open_one_more(api: Api, *_: str) -> None:
+        with api.session(model="narrow", decode_plan=replan):
+            api.open(model="narrow", decode_plan=replan)
+
+    def switch_one_more(api: Api, *_: str) -> None:
+        with api.session(model="narrow", decode_plan=replan), api.session(model="narrow") as session_id:
+            api.update(session_id, decode_plan=replan)
+
+    for name, call in (("open", open_one_more), ("update", switch_one_more)):
+        full = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", "decode_plan")
+        yield BadCall(f"{name} one replan more", call, full)
 
 
 def _ids() -> Iterator[BadCall]:
@@ -243,7 +260,7 @@ def _others() -> Iterator[BadCall]:
             "model",
             NOT_FOUND,
         )
-    for ids in ([272], [5] * 4097):
+    for ids in ([272], [5] * 16_385):
         request = model_pb2.DetokenizeRequest(model="plain", token_ids=ids)
         yield _bad(
             f"detokenize {len(ids)}", lambda api, *_, r=request: api.models.Detokenize(r), OUT, "token_ids"

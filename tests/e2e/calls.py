@@ -22,8 +22,9 @@ from pagecast.v1 import (
 )
 
 TIMEOUT_S = 60.0
-# So many tokens that a turn runs on until it is ended: the workers' contexts hold 4096.
-ENDLESS = 3500
+# What the workers' contexts hold, and so many tokens that a turn runs for seconds, until it is ended.
+CONTEXT = 16_384
+ENDLESS = 15_000
 # A sampled turn may draw the EOS.
 GO_ON: dict[str, Any] = {"ignore_eos": True}
 Content = str | Sequence[int] | session_pb2.Input | None

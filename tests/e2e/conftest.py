@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import pagecast
-from tests.e2e.calls import Api
+from tests.e2e.calls import CONTEXT, Api
 from tests.e2e.rig import BROKEN_ID, Rig, running_rig
 from tests.e2e.server import RunningServer, running_server
 from tests.tiny_model import CHATML, write_tiny_gguf
@@ -20,7 +20,7 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_server(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server of the small model on the reference kernels."""
+    """A server of the small model, on the kernels that users get."""
     with running_server(tmp_path_factory.mktemp("tiny"), "--model", str(tiny_path)) as server:
         yield server
 
@@ -39,7 +39,7 @@ def rig_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("model") / "plain.gguf",
         seed=1,
         ends=False,
-        max_context_tokens=4096,
+        max_context_tokens=CONTEXT,
         padded_vocab=7,
         add_bos=True,
         chat_template="{{ bos_token }}" + CHATML,
@@ -50,21 +50,24 @@ def rig_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rig(rig_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Workers that tests can ask: `plain`, the same model in other settings, and a broken one.
 
-    `tight` has a pool of 32 blocks, `narrow` runs one turn at a time in chunks of 7 tokens, and `broken` has
-    an embedding (`BROKEN_ID`) that is NaN.
+    `tight` has a pool of 32 blocks, `narrow` runs one turn at a time in chunks of 7 tokens and takes one
+    session in REPLAN, and `broken` has an embedding (`BROKEN_ID`) that is NaN.
     """
     folder = tmp_path_factory.mktemp("rig")
     tight, narrow = folder / "tight.gguf", folder / "narrow.gguf"
     for path in (tight, narrow):
         path.symlink_to(rig_path)
     broken = write_tiny_gguf(
-        folder / "broken.gguf", seed=1, ends=False, max_context_tokens=4096, nan_token=BROKEN_ID
+        folder / "broken.gguf", seed=1, ends=False, max_context_tokens=CONTEXT, nan_token=BROKEN_ID
     )
     models = {
         rig_path: (),
         tight: ("--kv-blocks", "32"),
-        narrow: ("--kv-blocks", "256", "--max-step-tokens", "7", "--max-step-rows", "1"),
-        broken: ("--kv-blocks", "256"),
+        narrow: (
+            *("--kv-blocks", "1024", "--max-step-tokens", "7", "--max-step-rows", "1"),
+            *("--max-replan-sessions", "1"),
+        ),
+        broken: ("--kv-blocks", "1024"),
     }
     with running_rig(folder, models) as running:
         yield running

@@ -94,8 +94,8 @@ async def check(rig: Rig, count: int) -> None:
     api, worker = rig.api("tight"), rig.workers["tight"]
     expected = await asyncio.to_thread(api.said, [5, 6, 7], max_tokens=20)
     before = worker.info()
-    # Of two fifths that are cut that way some may be faster.
-    assert await storm(rig, count) > count // 5
+    # Of two fifths that would be cut that way many are faster.
+    assert await storm(rig, count) > count // 20
     after = worker.info()
     assert after.num_free_kv_blocks == before.num_free_kv_blocks == after.num_kv_blocks == 32
     assert after.num_steps > before.num_steps

@@ -10,7 +10,7 @@ import pytest
 
 from pagecast.v1 import model_pb2, session_pb2
 from tests.e2e.agreement import assert_ids_agree
-from tests.e2e.calls import ENDLESS, Api, Refusal, chat, refusal_of
+from tests.e2e.calls import CONTEXT, ENDLESS, Api, Refusal, chat, refusal_of
 from tests.e2e.dense import DenseModel
 from tests.e2e.rig import BROKEN_ID, Rig, Worker
 
@@ -196,7 +196,7 @@ def test_s26_the_context_is_met_exactly(rig: Rig, model: str) -> None:
     api = rig.api(model)
     with api.session() as whole:
         most = api.get(whole).max_context_tokens
-    assert most == {"plain": 4096, "tight": 32 * BLOCK}[model]
+    assert most == {"plain": CONTEXT, "tight": 32 * BLOCK}[model]
     for limit, asked in ((40, {"max_context_tokens": 40}), (most, {"max_context_tokens": 2**31})):
         with api.session(**asked) as session_id:
             assert api.get(session_id).max_context_tokens == limit

@@ -30,6 +30,7 @@ def test_every_token_and_generation_is_logged_without_text(
     tokens = [e for e in tiny_server.events("token") if e["generation_id"] == turn.generation_id]
     assert [token["token_id"] for token in tokens] == list(turn.token_ids)
     common = {"session_id", "decode_plan", "plan_action", "queue_ns", "plan_ns", "step_ns", "sample_ns"}
+    common |= {"kernel_ns", "launches", "host_bytes"}
     common |= {"batch_size", "context_len", "ts", "index", "token_id", "generation_id", "event"}
     assert set(tokens[0]) == common | {"ttft_ns"}
     assert all(set(token) == common | {"itl_ns"} for token in tokens[1:])
@@ -47,8 +48,20 @@ def test_every_token_and_generation_is_logged_without_text(
         "cached_tokens",
         "plan_builds",
         "plan_reuses",
+        "plan_replans",
     } <= set(generation)
     assert "canary" not in tiny_server.log_path.read_text()
+
+
+def test_workers_run_native_kernels_unless_told_otherwise(
+    client: pagecast.Client, tiny_server: RunningServer
+) -> None:
+    (ready,) = tiny_server.events("worker_ready")
+    assert ready["kernels"] == "native"
+    assert ready["kernel_set"]
+    assert tiny_server.events("kernels_fallback") == []
+    (model,) = client.models()
+    assert "/native-" in model.numerics_fingerprint
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])

@@ -29,6 +29,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
 def test_serve_passes_flags_on_and_exits_with_the_gateways_code(served: list[ServeSettings]) -> None:
     flags = ["--model", "m.gguf", "--workers", "2", "--listen", "127.0.0.1:0", "--kernels", "triton"]
     flags += ["--decode-plan", "replan", "--kv-blocks", "64", "--max-step-tokens", "128", "--threads", "1"]
+    flags += ["--max-replan-sessions", "5"]
     flags += [
         "--log-level",
         "DEBUG",
@@ -48,6 +49,7 @@ def test_serve_passes_flags_on_and_exits_with_the_gateways_code(served: list[Ser
         "decode_plan": "replan",
         "kv_blocks": 64,
         "max_step_tokens": 128,
+        "max_replan_sessions": 5,
         "threads": 1,
         "log_level": "debug",
         "start_timeout_s": 9.0,
@@ -72,6 +74,7 @@ def test_serve_takes_the_environment_and_a_flag_wins(served: list[ServeSettings]
         ([], {"PAGECAST_KV_BLOCKS": "many"}, "--kv-blocks (PAGECAST_KV_BLOCKS)"),
         (["--kv-blocks", "99999999999"], {}, "--kv-blocks (PAGECAST_KV_BLOCKS)"),
         (["--max-step-tokens", "70000"], {}, "--max-step-tokens (PAGECAST_MAX_STEP_TOKENS)"),
+        (["--max-replan-sessions", "-1"], {}, "--max-replan-sessions (PAGECAST_MAX_REPLAN_SESSIONS)"),
         ([], {"PAGECAST_WORKER_ADDRESS": "x"}, "--worker-address (PAGECAST_WORKER_ADDRESS)"),
         (["--start-timeout", "nan"], {}, "--start-timeout (PAGECAST_START_TIMEOUT)"),
         ([], {"PAGECAST_START_TIMEOUT": "0"}, "--start-timeout (PAGECAST_START_TIMEOUT)"),
@@ -93,6 +96,7 @@ def test_every_option_of_serve_has_its_variable_and_shows_its_default(served: li
     values = {
         "model": "x", "workers": "3", "listen": "h:9", "worker_addresses": "h:9", "kernels": "triton",
         "decode_plan": "replan", "kv_blocks": "7", "max_step_tokens": "7", "threads": "7",
+        "max_replan_sessions": "7",
         "start_timeout_s": "7", "worker_timeout_s": "7", "step_timeout_s": "7", "drain_timeout_s": "7",
         "log_level": "error",
     }  # fmt: skip

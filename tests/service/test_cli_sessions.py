@@ -106,6 +106,24 @@ def test_get_tells_the_fields(fake: FakeServer) -> None:
     assert (record["session_id"], record["plan_stats"]["reuses"]) == ("ses_0", 2**63)
 
 
+def test_get_tells_what_steps_took(fake: FakeServer) -> None:
+    open_sessions(fake, {})
+
+    def lines() -> dict[str, str]:
+        rows = (row.split(":", 1) for row in run(fake, "sessions", "get", "ses_0").stdout.splitlines())
+        return {name: value.strip() for name, value in rows}
+
+    assert not {"step time", "last step"} & lines().keys()
+    fake.state["ses_0"].plan_stats.MergeFrom(
+        session_pb2.PlanStats(
+            builds=1, reuses=2, replans=1, plan_ns=6_000_000, step_ns=10_000_000,
+            launches_per_step=16, host_bytes_per_step=52, arena_bytes=4096,
+        )
+    )  # fmt: skip
+    assert lines()["step time"] == "1.500 ms for the plan, 2.500 ms to run"
+    assert lines()["last step"] == "16 launches, 52 bytes between host and program, arena of 4096 bytes"
+
+
 def test_get_of_none_fails(fake: FakeServer) -> None:
     result = run(fake, "sessions", "get", "ses_9")
     assert (result.exit_code, result.stdout) == (1, "")

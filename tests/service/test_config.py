@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from service.config import (
     MAX_KV_BLOCKS,
+    MAX_REPLAN_SESSIONS,
     MAX_STEP_TOKENS,
     ClientSettings,
     ServeSettings,
@@ -20,6 +21,7 @@ def test_defaults() -> None:
     assert (settings.model, settings.workers, settings.listen) == ("smollm2-135m", 1, "127.0.0.1:7070")
     assert settings.worker_addresses == ()
     assert settings.kv_blocks is None
+    assert (settings.kernels, settings.max_replan_sessions) == ("auto", 32)
     assert ClientSettings().target == "127.0.0.1:7070"
 
 
@@ -32,8 +34,10 @@ def test_environment_is_read_and_flags_win(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PAGECAST_WORKER_TIMEOUT", "2")
     monkeypatch.setenv("PAGECAST_STEP_TIMEOUT", "3")
     monkeypatch.setenv("PAGECAST_DRAIN_TIMEOUT", "0")
+    monkeypatch.setenv("PAGECAST_MAX_REPLAN_SESSIONS", "0")
     settings = ServeSettings(kernels="reference")
     assert (settings.worker_timeout_s, settings.step_timeout_s, settings.drain_timeout_s) == (2.0, 3.0, 0.0)
+    assert settings.max_replan_sessions == 0
     assert (settings.workers, settings.kernels, settings.start_timeout_s) == (3, "reference", 7.5)
     assert ServeSettings(start_timeout_s=8.0).start_timeout_s == 8.0
     assert settings.worker_addresses == ("a:1", "unix:/run/w.sock")
@@ -56,6 +60,7 @@ def test_environment_without_prefix_is_not_read(monkeypatch: pytest.MonkeyPatch)
         ("worker_addresses", ("a:1", "a:1")), ("worker_addresses", ("unix:",)), ("kernels", "cuda"),
         ("decode_plan", "twice"), ("kv_blocks", 0), ("kv_blocks", 2**24 + 1),
         ("max_step_tokens", 0), ("max_step_tokens", 65_537), ("threads", 0),
+        ("max_replan_sessions", -1), ("max_replan_sessions", 2**20 + 1), ("max_replan_sessions", "few"),
         ("worker_addresses", ("unix:\udcff",)), ("worker_addresses", ("a\udcff:1",)),
         ("start_timeout_s", 0.0), ("start_timeout_s", float("nan")), ("start_timeout_s", 86_401.0),
         ("worker_timeout_s", 0.0), ("worker_timeout_s", float("nan")), ("step_timeout_s", 0.0),
@@ -89,8 +94,8 @@ def test_addresses(listen: str) -> None:
 def test_names_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGECAST_DECODE_PLAN", "PLAN_ONCE")
     monkeypatch.setenv("PAGECAST_LOG_LEVEL", "WARNING")
-    settings = ServeSettings(kernels="Triton")  # type: ignore[arg-type]  # what is tested
-    assert (settings.decode_plan, settings.log_level, settings.kernels) == ("once", "warning", "triton")
+    settings = ServeSettings(kernels="Native")  # type: ignore[arg-type]  # what is tested
+    assert (settings.decode_plan, settings.log_level, settings.kernels) == ("once", "warning", "native")
     assert ServeSettings(decode_plan="REPLAN").decode_plan == "replan"  # type: ignore[arg-type]
 
 
@@ -117,9 +122,14 @@ def test_a_spawned_workers_environment_has_no_flags_in_it(monkeypatch: pytest.Mo
 
 def test_the_workers_limits_are_the_gateways() -> None:
     """A value that the gateway lets through must not end in a worker's usage text."""
-    flags = {"--kv-blocks": MAX_KV_BLOCKS, "--max-step-tokens": MAX_STEP_TOKENS}
+    flags = {
+        "--kv-blocks": MAX_KV_BLOCKS,
+        "--max-step-tokens": MAX_STEP_TOKENS,
+        "--max-replan-sessions": MAX_REPLAN_SESSIONS,
+    }
     config = WorkerConfig.load(["--listen", "a:1", *(str(word) for flag in flags.items() for word in flag)])
     assert (config.num_kv_blocks, config.max_step_tokens) == (MAX_KV_BLOCKS, MAX_STEP_TOKENS)
+    assert config.max_replan_sessions == MAX_REPLAN_SESSIONS
     for flag, most in flags.items():
         with pytest.raises(click.BadParameter) as caught:
             WorkerConfig.load(["--listen", "a:1", flag, str(most + 1)])

@@ -48,6 +48,18 @@ def test_a_session_goes_to_the_worker_with_the_fewest() -> None:
     assert router.find("s1") is workers[1]
 
 
+def test_a_session_goes_past_workers_that_have_no_place() -> None:
+    workers = [StubWorker(), StubWorker(), StubWorker(model_pb2.Model(name="other"))]
+    router = Router(workers)
+    assert router.place("s0", "m", besides=[workers[0]]) is workers[1]
+    assert router.place("s1", "m", besides=[workers[0]]) is workers[1]
+    with pytest.raises(PagecastError) as caught:
+        router.place("s2", "m", besides=workers[:2])
+    assert reason_of(caught) is Reason.NO_WORKER
+    assert router.held_by(workers[1]) == ["s0", "s1"]
+    assert router.place("s2", "m") is workers[0]
+
+
 def test_equal_workers_are_told_apart() -> None:
     # Two workers that compare equal, as dataclasses do, still have counts of their own.
     first, second = StubWorker(), StubWorker()

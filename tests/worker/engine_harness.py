@@ -44,6 +44,9 @@ class Harness:
         num_blocks: Size of the pool.
         max_step_rows: Rows of a step.
         clock_ns: The engine's clock; absent: one that a test moves.
+        kernels: What computes.
+        plan: Mode of sessions that choose none.
+        max_replan_sessions: How many may be in REPLAN.
     """
 
     def __init__(
@@ -53,6 +56,9 @@ class Harness:
         *,
         max_step_rows: int = 8,
         clock_ns: Callable[[], int] | None = None,
+        kernels: str = "native",
+        plan: DecodePlan = DecodePlan.PLAN_ONCE,
+        max_replan_sessions: int = 32,
     ) -> None:
         config = file.config
         self.storage = KvStorage(
@@ -65,7 +71,7 @@ class Harness:
         self.runner = Runner(
             LlamaModel.from_gguf(file),
             self.storage,
-            kernels="reference",
+            kernels=kernels,
             max_step_tokens=24,
             max_step_rows=max_step_rows,
         )
@@ -75,6 +81,7 @@ class Harness:
             max_step_tokens=24,
             max_step_rows=max_step_rows,
             max_context_tokens=512,
+            plan=plan,
         )
         self.tokenizer = Tokenizer(file.tokenizer)
         self.clock = Clock()
@@ -82,6 +89,7 @@ class Harness:
             scheduler=self.scheduler,
             runner=self.runner,
             tokenizer=self.tokenizer,
+            max_replan_sessions=max_replan_sessions,
             clock_ns=clock_ns or self.clock,
         )
         self.events: SimpleQueue[Event] = SimpleQueue()
@@ -115,7 +123,7 @@ class Harness:
         """The scheduler's own record; to be read while nothing runs."""
         return self.scheduler._sessions[name]
 
-    def open(self, name: str, plan: DecodePlan = DecodePlan.PLAN_ONCE, *, priority: int = 0) -> None:
+    def open(self, name: str, plan: DecodePlan | None = None, *, priority: int = 0) -> None:
         self.ask(commands.OpenSession(name, plan, None, SamplingChoice(), {}, priority))
 
     def submit_command(

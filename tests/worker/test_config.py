@@ -14,6 +14,9 @@ def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch: pyte
     config = WorkerConfig.load([*LISTEN, "--threads", "1"])
     assert (config.num_kv_blocks, config.num_threads, config.max_step_tokens) == (7, 1, 64)
     assert config.decode_plan is DecodePlan.REPLAN
+    assert (config.kernels, config.max_replan_sessions) == ("auto", 32)
+    monkeypatch.setenv("PAGECAST_WORKER_MAX_REPLAN_SESSIONS", "0")
+    assert WorkerConfig.load(list(LISTEN)).max_replan_sessions == 0
 
 
 def test_rows_follow_a_small_token_budget() -> None:
@@ -28,6 +31,8 @@ def test_rows_follow_a_small_token_budget() -> None:
         (["--max-step-tokens", "-1"], "--max-step-tokens"),
         (["--max-step-tokens", "8", "--max-step-rows", "9"], "--max-step-rows"),
         (["--kernels", "cuda"], "--kernels"),
+        (["--max-replan-sessions", "-1"], "--max-replan-sessions"),
+        (["--max-replan-sessions", "1048577"], "--max-replan-sessions"),
         (["--threads", "0"], "--threads"),
         (["--memory-share", "0"], "--memory-share"),
         (["--memory-share", "nan"], "--memory-share"),

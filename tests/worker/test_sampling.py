@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -70,6 +72,41 @@ def test_filters_that_keep_everything_change_no_token(wide: Sampling) -> None:
     logits = _rows(40)
     plain = [_at(Sampling(1.5, seed=3), row) for row in range(40)]
     assert _ids(logits, [_at(wide, row) for row in range(40)], 50) == _ids(logits, plain, 50)
+
+
+def test_draws_read_rows_where_they_lie_and_leave_them_as_they_were() -> None:
+    """A plan's buffer: rows of it in another order, strided, that whoever draws must not write."""
+    buffer = np.random.default_rng(3).normal(size=(8, 96)).astype(np.float32)
+    rows = [buffer[row, :60] for row in (5, 0, 3, 6, 1)]
+    samplings = [
+        Sampling(),
+        Sampling(logprobs=5),
+        _everything(4),
+        Sampling(1.0, seed=2, top_p=0.9),
+        Sampling(logit_bias={3: 100.0}),
+    ]
+    draws = [Draw(sampling, [7, 7, 9], 2, frozenset({1})) for sampling in samplings]
+    draws[0] = _at(samplings[0], 3)
+    expected = draw_tokens([row.copy() for row in rows], draws, vocab_size=55)
+    before = buffer.copy()
+    buffer.flags.writeable = False
+    assert draw_tokens([buffer[row, :60] for row in (5, 0, 3, 6, 1)], draws, vocab_size=55) == expected
+    assert buffer.tobytes() == before.tobytes()
+    assert len({each.token_id for each in expected if each}) > 2
+
+
+def test_a_greedy_draw_copies_no_row() -> None:
+    """Nothing of a row's size is allocated."""
+    rows = [np.random.default_rng(1).normal(size=200_000).astype(np.float32)]
+    draws = [_at(Sampling(), 3)]
+    draw_tokens(rows, draws, vocab_size=199_999)
+    tracemalloc.start()
+    try:
+        draw_tokens(rows, draws, vocab_size=199_999)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 20_000
 
 
 def test_s20_a_draw_does_not_depend_on_its_batch() -> None:

@@ -226,6 +226,31 @@ async def test_tokenize_and_detokenize_refuse_by_field(worker: Worker) -> None:
     assert (refusal.reason, refusal.field) == ("FIELD_OUT_OF_RANGE", "token_ids")
 
 
+async def test_timing_and_plan_stats_tell_what_steps_cost(worker: Worker) -> None:
+    await worker.open()
+    events = await worker.turn(response=generation_pb2.ResponseOptions(token_timing=True))
+    timings = [token.timing for event in events for token in event.chunk.tokens]
+    stats = events[-1].finished.plan_stats
+    results = [event.result for event in worker.logged]
+    assert len(timings) == len(results) == 4
+    for timing, result in zip(timings, results, strict=True):
+        assert (timing.plan_ns, timing.step_ns) == (result.plan_ns, result.step_ns)
+        assert (timing.kernel_ns, timing.launches) == (result.kernel_ns, result.launches)
+        assert timing.host_bytes == result.host_bytes
+        assert 0 < timing.kernel_ns <= timing.step_ns
+        assert timing.launches > 0
+    # Every step drew a token, so that theirs are all of the steps.
+    assert stats.plan_ns == sum(timing.plan_ns for timing in timings) > 0
+    assert stats.step_ns == sum(timing.step_ns for timing in timings)
+    assert stats.arena_bytes == results[-1].arena_bytes > 0
+    assert (stats.launches_per_step, stats.host_bytes_per_step) == (
+        timings[-1].launches,
+        timings[-1].host_bytes,
+    )
+    view = await worker.service.GetSession(worker_pb2.GetSessionRequest(session_id="a"), CONTEXT)
+    assert view.session.plan_stats == stats
+
+
 async def test_the_worker_tells_of_its_steps(worker: Worker) -> None:
     await worker.open()
     await worker.turn()

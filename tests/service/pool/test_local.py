@@ -22,11 +22,12 @@ from tests.service.pool.conftest import NoLog, Watched, folder_of, holds, is_run
 def test_command_line() -> None:
     settings = ServeSettings(
         model="m.gguf", kernels="triton", decode_plan="replan", kv_blocks=64, threads=2, log_level="debug",
-        workers=4,
+        workers=4, max_replan_sessions=3,
     )  # fmt: skip
     assert worker_command(settings)[1:] == [
         "-m", "worker", "--model", "m.gguf", "--kernels", "triton", "--decode-plan", "replan",
-        "--threads", "2", "--memory-share", "0.25", "--log-level", "debug", "--kv-blocks", "64",
+        "--max-replan-sessions", "3", "--threads", "2", "--memory-share", "0.25", "--log-level", "debug",
+        "--kv-blocks", "64",
     ]  # fmt: skip
 
 
