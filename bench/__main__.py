@@ -1,33 +1,152 @@
 """`python -m bench …`: what can be measured."""
 
 import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from worker.config import prepare_process
 
+if TYPE_CHECKING:
+    from bench.loading import Bench
+    from worker.kernel_choice import Wanted
+
+# What measures is imported where it is wanted: torch reads the environment when it is imported, and --help
+# must not wait for it.
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Measure Pagecast."""
+    """Measure Pagecast in process, without gateway and gRPC."""
     prepare_process()
 
 
+def _setting(command: Callable[..., None]) -> Callable[..., None]:
+    """Options that every bench has."""
+    add = (
+        click.option("--model", default="smollm2-135m", show_default=True, help="Model spec."),
+        click.option(
+            "--kernels",
+            type=click.Choice(["auto", "native", "reference", "triton"]),
+            default="auto",
+            show_default=True,
+            help="auto: native where it is installed and suits the model, else reference.",
+        ),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            default=lambda: len(os.sched_getaffinity(0)),
+            help="For kernels. [default: the CPUs]",
+        ),
+    )
+    for option in reversed(add):
+        command = option(command)
+    return command
+
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+_CHECK = click.option("--check", is_flag=True, help="Say of each promise whether it was kept; exit 1 if not.")
+
+
+def _load(model: str, kernels: "Wanted", threads: int) -> "Bench":
+    """The model on these kernels; ends the process where there are none."""
+    if kernels == "triton":
+        from worker.kernels.triton import prepare_triton  # noqa: PLC0415
+
+        prepare_triton()
+    from bench.loading import Bench  # noqa: PLC0415
+    from worker.kernel_choice import KernelsMissing  # noqa: PLC0415
+    from worker.model.config import ModelFileError  # noqa: PLC0415
+    from worker.plan.executor import KernelsUnsuitable  # noqa: PLC0415
+
+    try:
+        bench = Bench.load(model, kernels=kernels, num_threads=threads)
+    except (ModelFileError, KernelsMissing, KernelsUnsuitable) as error:
+        _fail(error)
+    if bench.kernels.fallback:
+        click.echo(f"reference kernels: {bench.kernels.fallback}", err=True)
+    return bench
+
+
+def _fail(error: Exception) -> NoReturn:
+    click.echo(f"error: {error}", err=True)
+    sys.exit(1)
+
+
 @main.command()
-@click.option("--model", default="smollm2-135m", show_default=True, help="Model spec.")
-@click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    default=lambda: len(os.sched_getaffinity(0)),
-    help="For kernels. [default: the CPUs]",
-)
+@_setting
 @click.option("--repeats", type=click.IntRange(min=1), default=11, show_default=True, help="Of each step.")
-def steps(model: str, threads: int, repeats: int) -> None:
-    """Time single steps in process, beside the floor."""
-    # Not before: torch reads the environment when it is imported.
+def steps(repeats: int, **setting: Any) -> None:
+    """Time single steps beside the floor."""
+    bench = _load(**setting)
     from bench.steps import measure  # noqa: PLC0415
 
-    measure(model, threads, repeats)
+    measure(bench, repeats)
+
+
+@main.command()
+@_setting
+@click.option(
+    "--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Per session."
+)
+@click.option(
+    "--tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Drawn per session."
+)
+@click.option(
+    "--sessions",
+    type=click.IntRange(min=1),
+    multiple=True,
+    default=(1, 8),
+    show_default=True,
+    help="That decode at once; repeatable.",
+)
+@_CHECK
+@_JSON
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a PNG.")
+def plan(
+    *,
+    prompt_tokens: int,
+    tokens: int,
+    sessions: tuple[int, ...],
+    check: bool,
+    as_json: bool,
+    plot: Path | None,
+    **setting: Any,
+) -> None:
+    """Run PLAN_ONCE and REPLAN side by side, and prove them equal."""
+    bench = _load(**setting)
+    from bench.plan_picture import NoMatplotlib  # noqa: PLC0415
+    from bench.plan_report import Wish, report  # noqa: PLC0415
+    from worker.plan.gate import GateFailed  # noqa: PLC0415
+
+    wish = Wish(prompt_tokens, tokens, sessions, check=check, as_json=as_json, plot=plot)
+    try:
+        sys.exit(0 if report(bench, wish) else 1)
+    except (ValueError, ArithmeticError, GateFailed, NoMatplotlib, OSError) as error:
+        _fail(error)
+
+
+@main.command()
+@_setting
+@click.option("--context", "contexts", type=click.IntRange(min=2), multiple=True, default=(128, 1024, 4096),
+              show_default=True, help="Tokens of context; repeatable.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(min=1), default=25, show_default=True, help="Of each step.")
+@_CHECK
+@_JSON
+def paging(*, contexts: tuple[int, ...], repeats: int, check: bool, as_json: bool, **setting: Any) -> None:
+    """Time attention over blocks beside attention over dense keys and values."""
+    bench = _load(**setting)
+    if bench.kernels.name != "native":
+        _fail(ValueError(f"paging is measured on native kernels, these are {bench.kernels.name}"))
+    from bench.paging_report import report  # noqa: PLC0415
+
+    try:
+        sys.exit(0 if report(bench, contexts, repeats, check=check, as_json=as_json) else 1)
+    except ValueError as error:
+        _fail(error)
 
 
 if __name__ == "__main__":

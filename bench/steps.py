@@ -1,7 +1,8 @@
 """What a step costs in process, without gateway and gRPC: `python -m bench steps`.
 
 Prints the median time of steps of one and of eight rows, of a prefill, and of a replanned step, beside
-the floor: bytes of the weights over the read bandwidth that is measured in the same run.
+the floor: bytes of the weights over the read bandwidth that is measured in the same run. GB/s are the same
+bytes over a step's time.
 """
 
 import statistics
@@ -13,38 +14,32 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.loading import Bench
 from worker.batch import Batch, DecodePlan, Row
-from worker.kv.storage import KvStorage
-from worker.model.llama import LlamaModel
-from worker.model.weights.gguf import read_gguf, resolve_model_spec
 from worker.runner import Runner
 
-BLOCK_SIZE = 16
 BLOCKS_PER_ROW = 16
 CONTEXT = 128
 
 
-def measure(model: str, threads: int, repeats: int) -> None:
-    """Measure steps on the reference kernels and print a table.
+def measure(bench: Bench, repeats: int) -> None:
+    """Measure steps and print a table.
 
     Args:
-        model: Model spec.
-        threads: For kernels.
+        bench: What is measured.
         repeats: Steps of each kind; the median is shown.
     """
-    torch.set_num_threads(threads)
-    llama = LlamaModel.from_gguf(read_gguf(resolve_model_spec(model)))
-    config = llama.config
-    storage = KvStorage(
-        num_blocks=8 * BLOCKS_PER_ROW,
-        num_layers=config.num_layers,
-        block_size=BLOCK_SIZE,
-        num_kv_heads=config.num_kv_heads,
-        head_size=config.head_size,
+    runner = Runner(
+        bench.llama,
+        bench.pool(8 * BLOCKS_PER_ROW),
+        kernels=bench.kernels.name,
+        max_step_tokens=256,
+        max_step_rows=8,
+        num_threads=bench.num_threads,
     )
-    runner = Runner(llama, storage, kernels="reference", max_step_tokens=256, max_step_rows=8)
     runner.warm_up()
-    weights_bytes = sum(tensor.nbytes for tensor in {id(t): t for t in llama.weights.values()}.values())
+    weights = {id(tensor): tensor for tensor in bench.llama.weights.values()}.values()
+    weights_bytes = sum(tensor.nbytes for tensor in weights)
     bandwidth = read_bandwidth()
 
     steps = {
@@ -57,12 +52,13 @@ def measure(model: str, threads: int, repeats: int) -> None:
         ],
         f"replan, 1 row, context {CONTEXT}": [_row(0, CONTEXT, 1, DecodePlan.REPLAN)],
     }
-    table = Table("step", "median ms", "x floor", title=f"{model}, float32, {threads} threads")
+    table = Table("step", "median ms", "GB/s", "x floor", title=bench.title)
     floor_ms = weights_bytes / bandwidth * 1e3
     for name, rows in steps.items():
         batch = Batch(tuple(rows))
         milliseconds = statistics.median(_times_s(partial(runner.run, batch), repeats)) * 1e3
-        table.add_row(name, f"{milliseconds:.1f}", f"{milliseconds / floor_ms:.1f}")
+        gigabytes = weights_bytes / milliseconds / 1e6
+        table.add_row(name, f"{milliseconds:.1f}", f"{gigabytes:.1f}", f"{milliseconds / floor_ms:.2f}")
     console = Console()
     console.print(table)
     console.print(

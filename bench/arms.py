@@ -1,0 +1,137 @@
+"""One plan mode that decodes: the same prompts, the same steps, and what each of them took.
+
+An arm has a runner and a pool of its own and does what the engine does around a step: bind and run the batch,
+draw from the logits in place, append. Knows no other arm; who compares is `bench.plan`.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.batch import Batch, DecodePlan, Drawn, Row, RowResult
+from worker.params import Sampling
+from worker.runner import Runner
+from worker.sampling import Draw, draw_tokens
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one decode step of all sessions took: one token for each of them.
+
+    Attributes:
+        wall_ns: Time of `Runner.run`, from call to return.
+        sampling_ns: Time to draw the tokens, not part of `wall_ns`.
+        result: The runner's own figures.
+    """
+
+    wall_ns: int
+    sampling_ns: int
+    result: RowResult
+
+    @property
+    def outside_share(self) -> float:
+        """Part of the runner's time that no kernel's body ran."""
+        return 1.0 - self.result.kernel_ns / self.wall_ns
+
+
+class Arm:
+    """Sessions that decode in one plan mode.
+
+    Args:
+        plan: Mode of every row.
+        runner: Fresh, with a pool that holds all sessions to their end.
+        prompts: Token ids per session, each at least one.
+        block_tables: Per session, blocks for its prompt and all that is drawn; a step is told as many as it
+            needs, as the scheduler would.
+        block_size: Tokens per block.
+        vocab_size: Logits that count.
+        max_step_tokens: Prompts are computed in chunks of so many tokens, one session's at a time.
+
+    Attributes:
+        plan: As given.
+        runner: As given.
+        steps: Decode steps so far.
+        logs: Tokens per session, prompts included.
+    """
+
+    def __init__(
+        self,
+        plan: DecodePlan,
+        runner: Runner,
+        *,
+        prompts: Sequence[Sequence[int]],
+        block_tables: Sequence[tuple[int, ...]],
+        block_size: int,
+        vocab_size: int,
+        max_step_tokens: int,
+    ) -> None:
+        self.plan = plan
+        self.runner = runner
+        self.steps: list[Step] = []
+        self.logs = [list(prompt) for prompt in prompts]
+        self._num_prompt = [len(prompt) for prompt in prompts]
+        self._computed = [0] * len(prompts)
+        self._tables = block_tables
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._max_step_tokens = max_step_tokens
+
+    def prefill(self) -> list[npt.NDArray[np.float32]]:
+        """Computes the prompts and draws each session's first token; returns the logits, one [vocab] each."""
+        found = []
+        for session, log in enumerate(self.logs):
+            num_tokens = len(log)
+            while self._computed[session] < num_tokens:
+                found += self._step([session], self._max_step_tokens)[1]
+        return found
+
+    def decode(self, num_steps: int) -> list[npt.NDArray[np.float32]]:
+        """Draws `num_steps` tokens for every session, all sessions in each step.
+
+        Returns:
+            Copies of the logits, [sessions, vocab] float32 per step; copying is not timed.
+        """
+        found = []
+        for _ in range(num_steps):
+            step, logits = self._step(range(len(self.logs)), 1)
+            self.steps.append(step)
+            found.append(np.stack(logits))
+        return found
+
+    def _step(self, sessions: Sequence[int], most: int) -> tuple[Step, list[npt.NDArray[np.float32]]]:
+        batch = Batch(tuple(self._row(session, most) for session in sessions))
+        draws = [
+            Draw(GREEDY, self.logs[session], len(self.logs[session]) - self._num_prompt[session], frozenset())
+            for session, row in zip(sessions, batch.rows, strict=True)
+            if row.wants_logits
+        ]
+        start_ns = time.perf_counter_ns()
+        outcome = self.runner.run(batch)
+        run_ns = time.perf_counter_ns()
+        drawn = draw_tokens(outcome.rows, draws, vocab_size=self._vocab_size)
+        end_ns = time.perf_counter_ns()
+        logits = [np.array(row) for row in outcome.rows]
+        of_row = iter(drawn)
+        for session, row in zip(sessions, batch.rows, strict=True):
+            self._computed[session] += len(row.token_ids)
+            if row.wants_logits:
+                self.logs[session].append(_token(next(of_row), session))
+        return Step(run_ns - start_ns, end_ns - run_ns, outcome.results[0]), logits
+
+    def _row(self, session: int, most: int) -> Row:
+        log, start = self.logs[session], self._computed[session]
+        token_ids = tuple(log[start : start + most])
+        end = start + len(token_ids)
+        table = self._tables[session][: -(-end // self._block_size)]
+        return Row(str(session), token_ids, start, table, wants_logits=end == len(log), plan=self.plan)
+
+
+def _token(drawn: Drawn | None, session: int) -> int:
+    if drawn is None:
+        raise ArithmeticError(f"session {session}: a logit is NaN or infinite, no token can be drawn")
+    return drawn.token_id

@@ -1,0 +1,99 @@
+"""What benches stand on: a model, pools and runners over it, sized as a worker's are."""
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from worker.kernel_choice import Kernels, Wanted, choose_kernels
+from worker.kv.storage import KvStorage
+from worker.model.llama import LlamaModel
+from worker.model.weights.gguf import read_gguf, resolve_model_spec
+from worker.plan.program import Capacity
+from worker.runner import Runner
+
+BLOCK_SIZE = 16
+MAX_STEP_TOKENS = 64
+MAX_STEP_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is measured, and on what.
+
+    Attributes:
+        name: Model spec, as given.
+        llama: The model.
+        kernels: What computes.
+        num_threads: For kernels.
+    """
+
+    name: str
+    llama: LlamaModel
+    kernels: Kernels
+    num_threads: int
+
+    @classmethod
+    def load(cls, model: str, *, kernels: Wanted, num_threads: int) -> "Bench":
+        """Read a model.
+
+        Args:
+            model: Model spec.
+            kernels: As a worker's flag.
+            num_threads: For kernels.
+
+        Raises:
+            worker.model.config.ModelFileError: There is no such model.
+            KernelsMissing, KernelsUnsuitable: These kernels can't compute it here.
+        """
+        torch.set_num_threads(num_threads)
+        llama = LlamaModel.from_gguf(read_gguf(resolve_model_spec(model)))
+        return cls(model, llama, choose_kernels(kernels, llama.config, BLOCK_SIZE), num_threads)
+
+    @property
+    def title(self) -> str:
+        """The setting in one line."""
+        kernels = f"{self.kernels.name} {self.kernels.kernel_set}".strip()
+        return f"{self.name}, float32, {kernels} kernels, {self.num_threads} threads"
+
+    @property
+    def capacity(self) -> Capacity:
+        """Of the plans of `runner`."""
+        return Capacity(
+            MAX_STEP_TOKENS, MAX_STEP_ROWS, -(-self.llama.config.max_context_tokens // BLOCK_SIZE)
+        )
+
+    def pool(self, num_blocks: int) -> KvStorage:
+        """A zeroed pool."""
+        config = self.llama.config
+        return KvStorage(
+            num_blocks=num_blocks,
+            num_layers=config.num_layers,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.head_size,
+        )
+
+    def runner(self, kv: KvStorage, *, max_step_tokens: int = MAX_STEP_TOKENS) -> Runner:
+        """A fresh runner over `kv` with a worker's default limits, or more tokens."""
+        return Runner(
+            self.llama,
+            kv,
+            kernels=self.kernels.name,
+            max_step_tokens=max_step_tokens,
+            max_step_rows=MAX_STEP_ROWS,
+            num_threads=self.num_threads,
+        )
+
+
+def scattered_tables(
+    num_tables: int, num_tokens: int, num_blocks: int, seed: int = 0
+) -> list[tuple[int, ...]]:
+    """Block tables for so many tokens each, of blocks drawn at random from the pool, none twice.
+
+    Raises:
+        ValueError: The pool has fewer blocks.
+    """
+    each = -(-num_tokens // BLOCK_SIZE)
+    drawn = random.Random(seed).sample(range(num_blocks), num_tables * each)  # noqa: S311 - no secret
+    return [tuple(drawn[start : start + each]) for start in range(0, len(drawn), each)]
