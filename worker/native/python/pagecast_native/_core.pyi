@@ -1,0 +1,230 @@
+# ruff: noqa: PYI021, A002 - the module is C++, so its documentation has no other place; `sum` is an operand
+"""Types of the native runner: weights, threads, operands and the program of launches."""
+
+from typing import Any, Final, Literal, Protocol
+
+class _Array(Protocol):
+    """A torch tensor or NumPy array in host memory: C-contiguous and of the dtype that the argument names."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __dlpack_device__(self) -> Any: ...
+
+KERNEL_VERSION: Final[int]
+"""Changes whenever the bits of a fused kernel set do; part of the fingerprint of a plan's numerics."""
+
+def kernel_sets() -> list[str]:
+    """Names of the kernel sets that this machine runs, the fastest first: avx512, avx2, neon, baseline."""
+
+def default_kernel_set() -> str:
+    """The first of `kernel_sets()`."""
+
+def is_fused(name: str) -> bool:
+    """Whether the set rounds a product and a sum once; all that do give the same bits.
+
+    Raises:
+        ValueError: No set of that name, or this machine can't run it.
+    """
+
+class PackedMatrix:
+    """Matrices stacked by rows and copied into panels of 16 rows. Immutable.
+
+    Args:
+        parts: float32 [n_i, K] each, with one K.
+
+    Raises:
+        ValueError: No part, another dtype, or shapes that don't stack; names the part.
+    """
+
+    def __init__(self, parts: list[_Array]) -> None: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_columns(self) -> int: ...
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the panels, rows that fill up the last one included."""
+
+class Team:
+    """The caller and `num_threads - 1` kept threads, which spin for a moment after a run and then sleep.
+
+    One run at a time: a second one raises RuntimeError. A child of fork() has none of the threads.
+
+    Raises:
+        ValueError: num_threads is not 1 to 256.
+    """
+
+    def __init__(self, num_threads: int) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+    def close(self) -> None:
+        """Ends the threads; programs of this team then refuse to run.
+
+        Raises:
+            RuntimeError: A run is under way.
+        """
+
+class View:
+    """Rows of an arena: row i is `arena[offset + i * row_stride :][:width]`. Checked by launches that get it.
+
+    Args:
+        arena: float32 [n], writable.
+        offset: Floats, a multiple of 16.
+        row_stride: Floats, a multiple of 16 and at least the width.
+        width: Floats of a row; kernels may fill it up to a multiple of 16.
+        extent: What the rows are: tokens, rows or logits of a step.
+
+    Raises:
+        ValueError: Another dtype or shape, or an unknown extent.
+    """
+
+    def __init__(
+        self, arena: _Array, offset: int, row_stride: int, width: int, extent: Literal["T", "R", "L"]
+    ) -> None: ...
+
+class KvLayer:
+    """Keys or values of one layer, in blocks within the pool. Checked by the launch that gets it.
+
+    Block b of head h starts at float `offset + b * block_stride + h * head_stride`. A key block holds element
+    d of token t at `d * block_size + t`, a value block at `t * head_size + d`.
+
+    Args:
+        data: float32, the whole pool, writable.
+        offset: Floats to block 0, head 0.
+        num_blocks: Blocks of the pool.
+        block_stride: Floats from a block to the next.
+        head_stride: Floats from a head to the next.
+        num_kv_heads: Heads of keys and values.
+        head_size: A multiple of 16 up to 256.
+        block_size: Tokens of a block, a multiple of 16.
+    """
+
+    def __init__(
+        self,
+        data: _Array,
+        offset: int,
+        num_blocks: int,
+        block_stride: int,
+        head_stride: int,
+        num_kv_heads: int,
+        head_size: int,
+        block_size: int,
+    ) -> None: ...
+
+class Program:
+    """A step's launches in order, bound to their memory once and run many times.
+
+    Each launch method checks its operands for the whole capacity and raises ValueError that names the
+    argument; the program is as before then. All that an operand points to is kept alive. What index arrays
+    hold (token ids, positions, slots, blocks) is read at each run and not checked; query_start and
+    context_len are.
+
+    Args:
+        team: Who runs it.
+        max_tokens: Tokens of a step at most.
+        max_rows: Rows of a step at most, and rows of logits.
+        kernel_set: One of `kernel_sets()`; the fastest by default.
+
+    Raises:
+        ValueError: A size below 1, or a kernel set that is unknown or not for this machine.
+    """
+
+    def __init__(
+        self, team: Team, *, max_tokens: int, max_rows: int, kernel_set: str | None = None
+    ) -> None: ...
+    def embedding(self, weight: PackedMatrix, token_ids: _Array, out: View) -> None:
+        """Row token_ids[t] of the weight; token_ids is int32 [max_tokens]."""
+
+    def rms_norm(self, x: View, weight: _Array, eps: float, out: View) -> None:
+        """`x / sqrt(mean(x^2) + eps) * weight`; weight is float32 [width]."""
+
+    def add_rms_norm(self, x: View, y: View, weight: _Array, eps: float, sum: View, out: View) -> None:
+        """`sum = x + y`, `out = rms_norm(sum)`."""
+
+    def add(self, x: View, y: View, out: View) -> None:
+        """`x + y`."""
+
+    def swiglu(self, gate: View, up: View, out: View) -> None:
+        """`silu(gate) * up`."""
+
+    def select_rows(self, x: View, index: _Array, out: View) -> None:
+        """`x[index]`; index is int32, an entry for each row that `out` may have."""
+
+    def linear(self, x: View, weight: PackedMatrix, out: View) -> None:
+        """`x @ weight.T`; a row's bits do not depend on the others."""
+
+    def linear_swiglu(self, x: View, weight: PackedMatrix, out: View) -> None:
+        """`silu(x @ gate.T) * (x @ up.T)`, gate being the weight's first half, a multiple of 16 rows."""
+
+    def rope(self, x: View, position: _Array, cos: _Array, sin: _Array, out: View) -> None:
+        """Turns each head's pairs; position int32 [max_tokens], cos and sin float32 [n, head_size / 2]."""
+
+    def store_kv(self, k: View, v: View, slot_mapping: _Array, keys: KvLayer, values: KvLayer) -> None:
+        """Writes to slots, each block * block_size + token; slot_mapping is int64 [max_tokens]."""
+
+    def rope_store(
+        self,
+        q: View,
+        k: View,
+        v: View,
+        position: _Array,
+        slot_mapping: _Array,
+        cos: _Array,
+        sin: _Array,
+        keys: KvLayer,
+        values: KvLayer,
+        out: View,
+    ) -> None:
+        """`out = rope(q)`; stores rope(k) and v as `store_kv` does."""
+
+    def paged_attention(
+        self,
+        q: View,
+        keys: KvLayer,
+        values: KvLayer,
+        block_table: _Array,
+        context_len: _Array,
+        query_start: _Array,
+        scale: float,
+        out: View,
+    ) -> None:
+        """Causal attention of each row's tokens over its blocks; rows without tokens are skipped.
+
+        block_table is int32 [max_rows, n], context_len int32 [max_rows], query_start int32 [max_rows + 1].
+        """
+
+    def dense_attention(
+        self,
+        q: View,
+        keys: _Array,
+        values: _Array,
+        context_len: _Array,
+        query_start: _Array,
+        scale: float,
+        out: View,
+    ) -> None:
+        """The same loop for one row without a block table, to measure what paging costs.
+
+        keys and values are float32 [num_kv_heads, context, head_size]; keys are copied into panels of 16
+        tokens.
+        """
+
+    def run(self, num_tokens: int, num_rows: int, num_logits: int) -> None:
+        """Runs all launches, without the GIL.
+
+        Raises:
+            ValueError: A size beyond the capacity, or query_start or context_len that don't fit the sizes;
+                nothing has run then.
+            RuntimeError: The team is closed or at work.
+        """
+
+    @property
+    def num_launches(self) -> int: ...
+    @property
+    def kernel_set(self) -> str: ...
+    @property
+    def kernel_ns(self) -> int:
+        """Time in launches' bodies during the last run, mean over threads."""
+
+    @property
+    def launch_ns(self) -> list[int]:
+        """`kernel_ns` launch by launch."""

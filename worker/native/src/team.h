@@ -1,0 +1,83 @@
+// Threads that are kept between runs. Knows nothing of programs: it hands one function to all its threads and
+// gives them a barrier to meet at.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace pagecast {
+
+// `num_threads - 1` kept threads and the caller. A run costs one hand-over; between runs the kept threads spin
+// for a moment, then sleep. One run at a time; a child of fork() has none of the threads.
+class Team {
+ public:
+  using Body = void (*)(void* context, int thread);
+
+  // Throws std::invalid_argument unless 1 <= num_threads <= kMaxThreads.
+  explicit Team(int num_threads);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int size() const { return size_; }
+
+  // Joins the kept threads; a closed team refuses to run. Throws std::logic_error while it is in use.
+  void close();
+
+  // The right to run: throws std::logic_error where another thread has it or the team is closed.
+  class Lease {
+   public:
+    explicit Lease(Team& team);
+    ~Lease();
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+
+    // body(context, thread) on every thread; returns when the caller's part (thread 0) does. A body must end
+    // with meet(), so that all are done by then, and must not throw.
+    void run(Body body, void* context);
+
+   private:
+    Team& team_;
+  };
+
+  // Called by every thread of a run. The last to arrive calls serial() while the others wait for it, then all
+  // go on; what any thread wrote before is seen by all.
+  template <typename Serial>
+  void meet(Serial&& serial) {
+    const uint32_t round = round_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      serial();
+      round_.store(round + 1, std::memory_order_release);
+      if (size_ > 1) round_.notify_all();
+    } else {
+      wait_while(round_, round);
+    }
+  }
+
+  static constexpr int kMaxThreads = 256;
+
+ private:
+  // Returns once `value` is no longer `old`: spins first, then sleeps.
+  static void wait_while(const std::atomic<uint32_t>& value, uint32_t old);
+  void serve(int thread);
+  void stop();
+
+  const int size_;
+  std::atomic<bool> in_use_{false};
+  bool closed_ = false;  // only touched by who holds in_use_
+  std::vector<std::thread> threads_;
+
+  // Written by the caller before it raises `runs_`; a null body ends a thread.
+  Body body_ = nullptr;
+  void* context_ = nullptr;
+
+  // Each on a cache line of its own: waiters read one while others write the next.
+  alignas(64) std::atomic<uint32_t> runs_{0};
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<uint32_t> round_{0};
+};
+
+}  // namespace pagecast

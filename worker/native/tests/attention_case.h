@@ -1,0 +1,157 @@
+// Ragged rows over a paged pool: what the attention tests run, and its plain twin in double.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../src/program.h"
+#include "matrix.h"
+
+struct TestRow {
+  int num_queries;
+  int context;  // its queries included
+};
+
+// FNV-1a over the bits of floats, to compare machines.
+inline uint64_t hash_bits(const std::vector<float>& values, uint64_t hash = 14695981039346656037u) {
+  for (const float value : values) {
+    unsigned char bytes[sizeof value];
+    std::memcpy(bytes, &value, sizeof value);
+    for (const unsigned char byte : bytes) hash = (hash ^ byte) * 1099511628211u;
+  }
+  return hash;
+}
+
+// Blocks are scattered over the pool; whatever no row's context covers is NaN. Each row's numbers are drawn from
+// its own seed, so that a row is the same in every case.
+class AttentionCase {
+ public:
+  AttentionCase(pagecast::KvShape shape, std::vector<TestRow> rows, std::vector<int> seeds = {})
+      : shape(shape), rows(rows), width(int64_t{shape.num_heads} * shape.head_size) {
+    if (seeds.empty())
+      for (size_t r = 0; r < rows.size(); ++r) seeds.push_back(static_cast<int>(r));
+    for (const TestRow& row : rows) max_blocks = std::max(max_blocks, blocks_of(row));
+    num_blocks = static_cast<int64_t>(rows.size()) * max_blocks + 3;
+    block_stride = 2 * shape.num_kv_heads * floats();
+    pool.assign(static_cast<size_t>(num_blocks * block_stride), kNaN);
+    query_start.push_back(0);
+    std::vector<int32_t> free;
+    for (int32_t block = 0; block < num_blocks; ++block) free.push_back(block);
+    Random shuffle(99);
+    for (size_t i = free.size(); i-- > 1;)
+      std::swap(free[i], free[static_cast<size_t>(shuffle.below(static_cast<int64_t>(i) + 1))]);
+    for (size_t r = 0; r < rows.size(); ++r) {
+      for (int64_t b = 0; b < max_blocks; ++b) {
+        block_table.push_back(free.back());
+        free.pop_back();
+      }
+      context_len.push_back(rows[r].context);
+      query_start.push_back(query_start.back() + rows[r].num_queries);
+      Random random(static_cast<uint64_t>(seeds[r]) + 1);
+      for (int t = 0; t < rows[r].context; ++t)
+        for (int h = 0; h < shape.num_kv_heads; ++h)
+          for (int d = 0; d < shape.head_size; ++d) {
+            key(static_cast<int64_t>(r), t, h, d) = random.uniform(2);
+            value(static_cast<int64_t>(r), t, h, d) = random.uniform(2);
+          }
+      // The query at position p is the same whatever chunk it comes in.
+      for (int p = rows[r].context - rows[r].num_queries; p < rows[r].context; ++p) {
+        Random of_query(static_cast<uint64_t>(seeds[r]) * 100003 + static_cast<uint64_t>(p) + 17);
+        for (int64_t i = 0; i < width; ++i) q.push_back(of_query.uniform(2));
+      }
+    }
+  }
+
+  int64_t num_tokens() const { return query_start.back(); }
+  int64_t floats() const { return int64_t{shape.block_size} * shape.head_size; }
+
+  float& key(int64_t row, int t, int h, int d) {
+    return pool[static_cast<size_t>(block(row, t) * block_stride + h * floats() + int64_t{d} * shape.block_size +
+                                    t % shape.block_size)];
+  }
+  float& value(int64_t row, int t, int h, int d) {
+    return pool[static_cast<size_t>(block(row, t) * block_stride + (shape.num_kv_heads + h) * floats() +
+                                    int64_t{t % shape.block_size} * shape.head_size + d)];
+  }
+
+  pagecast::KvView keys() {
+    return {pool.data(),
+            static_cast<int64_t>(pool.size()),
+            0,
+            num_blocks,
+            block_stride,
+            floats(),
+            shape.num_kv_heads,
+            shape.head_size,
+            shape.block_size};
+  }
+  pagecast::KvView values() {
+    pagecast::KvView view = keys();
+    view.offset = shape.num_kv_heads * floats();
+    return view;
+  }
+
+  // All tokens' results by a program of `num_threads`.
+  std::vector<float> run(int num_threads, const char* set) {
+    const int64_t tokens = std::max<int64_t>(1, num_tokens());
+    std::vector<float> arena(static_cast<size_t>(2 * tokens * width), kNaN);
+    std::copy(q.begin(), q.end(), arena.begin());
+    pagecast::Team team(num_threads);
+    pagecast::Program program(team, tokens, static_cast<int64_t>(rows.size()), set);
+    const auto size = static_cast<int64_t>(arena.size());
+    const auto extent = pagecast::Extent::kTokens;
+    const auto num_rows = static_cast<int64_t>(rows.size());
+    program.paged_attention({arena.data(), size, 0, width, width, extent}, keys(), values(),
+                            {block_table.data(), {num_rows, max_blocks}}, {context_len.data(), {num_rows}},
+                            {query_start.data(), {num_rows + 1}}, scale,
+                            {arena.data(), size, tokens * width, width, width, extent});
+    for (int run = 0; run < 3; ++run) program.run({num_tokens(), num_rows, 0});
+    return {arena.begin() + tokens * width, arena.begin() + (tokens + num_tokens()) * width};
+  }
+
+  // Result `d` of one query and head, in double.
+  std::vector<double> twin(int64_t row, int query, int head) {
+    const int h = head / (shape.num_heads / shape.num_kv_heads);
+    const int last = rows[static_cast<size_t>(row)].context - rows[static_cast<size_t>(row)].num_queries + query;
+    const float* from =
+        q.data() + (query_start[static_cast<size_t>(row)] + query) * width + head * shape.head_size;
+    std::vector<double> score;
+    for (int t = 0; t <= last; ++t) {
+      double s = 0;
+      for (int d = 0; d < shape.head_size; ++d) s += static_cast<double>(from[d]) * key(row, t, h, d);
+      score.push_back(s * scale);
+    }
+    const double peak = *std::max_element(score.begin(), score.end());
+    std::vector<double> out(static_cast<size_t>(shape.head_size), 0.0);
+    double sum = 0;
+    for (int t = 0; t <= last; ++t) {
+      const double p = std::exp(score[static_cast<size_t>(t)] - peak);
+      sum += p;
+      for (int d = 0; d < shape.head_size; ++d) out[static_cast<size_t>(d)] += p * value(row, t, h, d);
+    }
+    for (double& o : out) o /= sum;
+    return out;
+  }
+
+  const pagecast::KvShape shape;
+  const std::vector<TestRow> rows;
+  const int64_t width;
+  const float scale = 0.17f;
+  int64_t max_blocks = 1;
+  int64_t num_blocks = 0;
+  int64_t block_stride = 0;
+  std::vector<float> q;
+  std::vector<float> pool;
+  std::vector<int32_t> block_table;
+  std::vector<int32_t> context_len;
+  std::vector<int32_t> query_start;
+
+ private:
+  int64_t blocks_of(const TestRow& row) const { return (row.context + shape.block_size - 1) / shape.block_size; }
+  int64_t block(int64_t row, int t) const {
+    return block_table[static_cast<size_t>(row * max_blocks + t / shape.block_size)];
+  }
+};

@@ -1,0 +1,51 @@
+// Prints a digest of each set's results: sets that fuse print the same one, on any machine (compare an x86
+// one with an AArch64 one).
+#include <cstdio>
+
+#include "matrix.h"
+#include "sets.h"
+#include "twins.h"
+
+namespace {
+
+using namespace pagecast;
+
+// FNV-1a over the rows' own floats.
+uint64_t digest(uint64_t hash, const Matrix& rows) {
+  for (int64_t t = 0; t < rows.num_rows; ++t)
+    for (int64_t k = 0; k < rows.width; ++k) {
+      uint32_t bits;
+      const float value = rows.at(t, k);
+      std::memcpy(&bits, &value, sizeof bits);
+      for (int shift = 0; shift < 32; shift += 8) hash = (hash ^ (bits >> shift & 0xff)) * 1099511628211u;
+    }
+  return hash;
+}
+
+uint64_t digest_of(const Kernels& set) {
+  uint64_t hash = 14695981039346656037u;
+  const TestWeight w(2 * 336, 577, 1);
+  const std::vector<float> scale = random_floats(577, 2);
+  for (int rows = 1; rows <= 17; ++rows) {
+    Matrix x = Matrix::random(rows, 577, static_cast<uint64_t>(rows), 4.0f),
+           y = Matrix::random(rows, 577, 3, 90.0f);
+    Matrix normed(rows, 577), gated(rows, 577), sum(rows, 577), multiplied(rows, 672), fused(rows, 336),
+        turned(rows, 672);
+    const std::vector<int32_t> position(static_cast<size_t>(rows), 3);
+    set.add_rms_norm(x.rows(), y.rows(), scale.data(), 577, 1e-5f, 0, rows, sum.rows(), normed.rows());
+    set.swiglu(y.rows(), x.rows(), 577, 0, rows, gated.rows());
+    set.linear(normed.rows(), rows, w.packed.panels(), 0, 42, multiplied.rows());
+    set.linear_swiglu(x.rows(), rows, w.packed.panels(), 0, 21, fused.rows());
+    set.rope(multiplied.rows(), 6, 112, position.data(), {scale.data(), scale.data() + 100}, 0, rows,
+             turned.rows());
+    for (const Matrix* out : {&sum, &normed, &gated, &multiplied, &fused, &turned}) hash = digest(hash, *out);
+  }
+  return hash;
+}
+
+}  // namespace
+
+int main() {
+  for (const Kernels* set : sets_of_this_machine())
+    std::printf("%s %016llx\n", set->name, static_cast<unsigned long long>(digest_of(*set)));
+}

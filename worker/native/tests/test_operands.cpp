@@ -1,0 +1,92 @@
+// What a launch refuses, and that the error names operator and argument.
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+#include "check.h"
+#include "program_case.h"
+
+namespace {
+
+using namespace pagecast;
+using namespace program_case;
+
+void refuse(const char* start, const std::function<void(Step&)>& call) {
+  Step step(1, nullptr);
+  const size_t before = step.program.num_launches();
+  try {
+    call(step);
+    CHECK(false, "%s was not refused", start);
+  } catch (const std::invalid_argument& error) {
+    CHECK(std::string(error.what()).find(start) == 0, "%s, not %s", error.what(), start);
+  }
+  CHECK(step.program.num_launches() == before, "%s: a launch was added all the same", start);
+}
+
+void test_bad_operands_are_named() {
+  using S = Step;
+  refuse("linear: x: width", [](S& s) { s.program.linear(s.inner, s.vocab.packed.panels(), s.both); });
+  refuse("linear: out: width", [](S& s) { s.program.linear(s.x, s.vocab.packed.panels(), s.normed); });
+  refuse("linear: out: its rows", [](S& s) { s.program.linear(s.x, s.vocab.packed.panels(), s.logits); });
+  refuse("linear_swiglu: weight", [](S& s) { s.program.linear_swiglu(s.x, s.vocab.packed.panels(), s.normed); });
+  refuse("add: out: overlaps x", [](S& s) { s.program.add(s.x, s.normed, s.x); });
+  refuse("add_rms_norm: out: overlaps sum",
+         [](S& s) { s.program.add_rms_norm(s.x, s.normed, S::flat(s.norm), kEps, s.summed, s.summed); });
+  refuse("add: y: offset", [](S& s) { s.program.add(s.x, S::columns(s.qkv, 8, kHidden), s.normed); });
+  refuse("add: x: 40 rows end at", [](S& s) {
+    View far = s.x;
+    far.offset = S::kArena - 16;
+    s.program.add(far, s.x, s.normed);
+  });
+  refuse("add: x: row_stride", [](S& s) {
+    View thin = s.x;
+    thin.row_stride = 16;
+    s.program.add(thin, s.x, s.normed);
+  });
+  refuse("rms_norm: weight: length", [](S& s) { s.program.rms_norm(s.x, S::flat(s.cos), kEps, s.normed); });
+  refuse("rms_norm: eps", [](S& s) { s.program.rms_norm(s.x, S::flat(s.norm), 0, s.normed); });
+  refuse("embedding: token_ids: 5 entries",
+         [](S& s) { s.program.embedding(s.vocab.packed.panels(), S::flat(s.context), s.x); });
+  refuse("select_rows: index: 5 entries", [](S& s) { s.program.select_rows(s.x, S::flat(s.context), s.normed); });
+  refuse("rope: cos: ",
+         [](S& s) { s.program.rope(s.turned, S::flat(s.position), S::flat(s.cos), S::flat(s.sin), s.attended); });
+  refuse("store_kv: values: block_size", [](S& s) {
+    KvView values = s.layer(false);
+    values.block_size = 32;
+    values.head_size = 16;
+    values.num_blocks = 3;
+    values.num_kv_heads = 2;
+    KvView keys = values;
+    keys.block_size = 16;
+    s.program.store_kv(s.turned, s.turned, S::flat(s.slots), keys, values);
+  });
+  refuse("store_kv: keys: blocks end at", [](S& s) {
+    KvView keys = s.layer(true);
+    ++keys.num_blocks;
+    s.program.store_kv(s.turned, s.turned, S::flat(s.slots), keys, s.layer(false));
+  });
+  refuse("rope_store: k: width", [](S& s) {
+    s.program.rope_store(s.turned, s.x, s.x, S::flat(s.position), S::flat(s.slots), S::table_of(s.cos),
+                         S::table_of(s.sin), s.layer(true), s.layer(false), s.attended);
+  });
+  refuse("paged_attention: query_start: 5 entries", [](S& s) {
+    s.program.paged_attention(s.turned, s.layer(true), s.layer(false), {s.table.data(), {kRows, kTableWidth}},
+                              S::flat(s.context), S::flat(s.context), 1, s.attended);
+  });
+  refuse("paged_attention: block_table: 4 entries", [](S& s) {
+    s.program.paged_attention(s.turned, s.layer(true), s.layer(false), {s.table.data(), {kRows - 1, kTableWidth}},
+                              S::flat(s.context), S::flat(s.start), 1, s.attended);
+  });
+  refuse("num_tokens: 41", [](S& s) { s.program.run({41, 1, 1}); });
+  refuse("num_rows: 6", [](S& s) { s.program.run({1, 6, 1}); });
+  refuse("num_logits: -1", [](S& s) { s.program.run({1, 1, -1}); });
+  refuse("kernel_set: ", [](S& s) { Program(s.team, 1, 1, "sse9"); });
+  refuse("max_rows: 0", [](S& s) { Program(s.team, 1, 0, nullptr); });
+}
+
+}  // namespace
+
+int main() {
+  test_bad_operands_are_named();
+  return report();
+}

@@ -1,0 +1,142 @@
+// The team: every thread takes part in every run, meetings are meetings, idle threads sleep, closing ends them.
+#include <atomic>
+#include <chrono>
+#include <ctime>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "../src/team.h"
+#include "check.h"
+
+namespace {
+
+using pagecast::Team;
+
+// Plain numbers on purpose: the team's ordering is all that keeps them free of races.
+struct Count {
+  Team* team;
+  int num_meetings;
+  std::vector<int> steps;  // by thread
+  int serial = 0;
+  int uneven = 0;
+};
+
+void count_steps(void* context, int thread) {
+  Count& count = *static_cast<Count*>(context);
+  const int meetings = count.num_meetings;
+  for (int meeting = 0; meeting < meetings; ++meeting) {
+    ++count.steps[static_cast<size_t>(thread)];
+    count.team->meet([&] {
+      ++count.serial;
+      for (const int steps : count.steps) count.uneven += steps != count.serial;
+    });
+  }
+}
+
+void test_every_thread_meets() {
+  for (int num_threads = 1; num_threads <= 8; ++num_threads) {
+    Team team(num_threads);
+    Count count{&team, 5, std::vector<int>(static_cast<size_t>(num_threads), 0)};
+    const int runs = 300 / num_threads;
+    for (int run = 0; run < runs; ++run) {
+      Team::Lease lease(team);
+      lease.run(count_steps, &count);
+      // Long enough for threads to fall asleep now and then.
+      if (run % 50 == 7) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      CHECK(count.serial == 5 * (run + 1), "%d meetings after run %d of %d threads", count.serial, run,
+            num_threads);
+    }
+    CHECK(count.uneven == 0, "%d times a thread was not there, %d threads", count.uneven, num_threads);
+  }
+}
+
+void test_hand_over_under_load() {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> load;
+  for (int i = 0; i < 3; ++i)
+    load.emplace_back([&] {
+      while (!stop.load()) {
+      }
+    });
+  Team team(3);
+  Count count{&team, 3, std::vector<int>(3, 0)};
+  for (int run = 0; run < 40; ++run) {
+    Team::Lease lease(team);
+    lease.run(count_steps, &count);
+  }
+  CHECK(count.serial == 120 && count.uneven == 0, "%d meetings, %d uneven", count.serial, count.uneven);
+  stop = true;
+  for (std::thread& thread : load) thread.join();
+}
+
+// The context goes out of scope the moment run() returns: a thread that looked at it later would be caught.
+void test_context_is_free_after_a_run() {
+  Team team(4);
+  for (int run = 0; run < 200; ++run) {
+    auto count = std::make_unique<Count>(Count{&team, 1, std::vector<int>(4, 0)});
+    Team::Lease lease(team);
+    lease.run(count_steps, count.get());
+  }
+}
+
+void test_idle_threads_sleep() {
+  Team team(4);
+  Count count{&team, 2, std::vector<int>(4, 0)};
+  {
+    Team::Lease lease(team);
+    lease.run(count_steps, &count);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const std::clock_t before = std::clock();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const double busy_ms = 1e3 * static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
+  CHECK(busy_ms < 20, "%.1f ms of processor time in 200 ms of idling", busy_ms);
+}
+
+template <typename Call>
+bool refuses(Call&& call) {
+  try {
+    call();
+  } catch (const std::logic_error&) {
+    return true;
+  }
+  return false;
+}
+
+void test_one_run_at_a_time() {
+  Team team(2);
+  {
+    Team::Lease lease(team);
+    bool refused = false;
+    std::thread([&] { refused = refuses([&] { Team::Lease second(team); }); }).join();
+    CHECK(refused, "a second lease was given");
+    CHECK(refuses([&] { team.close(); }), "closed while leased");
+  }
+  Team::Lease again(team);
+}
+
+void test_close() {
+  for (int i = 0; i < 50; ++i) {
+    Team team(1 + i % 8);
+    if (i % 2 == 0) {
+      team.close();
+      CHECK(refuses([&] { Team::Lease lease(team); }), "a closed team runs");
+      team.close();
+    }
+  }
+  CHECK(refuses([] { Team team(0); }), "0 threads");
+  CHECK(refuses([] { Team team(Team::kMaxThreads + 1); }), "too many threads");
+}
+
+}  // namespace
+
+int main() {
+  test_every_thread_meets();
+  test_hand_over_under_load();
+  test_context_is_free_after_a_run();
+  test_idle_threads_sleep();
+  test_one_run_at_a_time();
+  test_close();
+  return report();
+}
