@@ -40,7 +40,7 @@ class Pair:
         what: What the first of them has and the second has not.
         context: Tokens that the step attends.
         step_ms: Whole decode step of each.
-        attention_ms: Attention launches of each, all layers, as a mean over threads.
+        attention_ms: Attention launches of each, all layers, each as its longest thread took it.
     """
 
     what: str

@@ -72,7 +72,7 @@ class RowResult:
         plan_ns: Time to get the plan (trace, optimise, lower) and to bind, shared by the rows of one
             program run.
         step_ns: Time of that program run.
-        kernel_ns: Of `step_ns`, the time inside kernels, as a mean over the threads; 0: not measured.
+        kernel_ns: Of `step_ns`, the time inside kernels, each as its longest thread took it; 0: not measured.
         launches: Kernel launches of that program run.
         host_bytes: Bytes that program run moved between host and program: inputs that were written, and
             one id per row that a token is drawn for.

@@ -140,7 +140,6 @@ class Runner:
             if not torch.equal(linear(x, weight)[[0, 15, 16, 36]], alone):
                 raise RowsNotInvariant(f"linear {shape}: a row alone has other bits than among 37 rows")
 
-    @torch.inference_mode()
     def run(self, batch: Batch) -> StepLogits:
         """Computes a batch: stores the KV of its tokens and returns the logits that rows want.
 

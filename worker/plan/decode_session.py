@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -76,6 +78,11 @@ class PlanKey:
             kv_allocation_id=kv.allocation_id,
         )
 
+    @property
+    def owners(self) -> tuple[int, int]:
+        """The model and the pool."""
+        return self.model_instance_id, self.kv_allocation_id
+
     def differences(self, other: "PlanKey") -> tuple[str, ...]:
         """Names of the fields in which `other` differs."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name))
@@ -109,6 +116,8 @@ class PagedDecodeSession:
     Attributes:
         key: As given.
         program: What a replay runs.
+        host_logits: [vocab] float32 for each place of the logits, views into the plan's memory; None where
+            that is not host memory. Made once: what is touched after a replay has left the caches.
         realize_count: Replays so far.
 
     Raises:
@@ -133,11 +142,15 @@ class PagedDecodeSession:
         self.program = step_program(model, kv, capacity)
         self._buffers = StepBuffers(capacity, block_size=key.block_size, device=kv.data.device)
         self._executor: Executor = kernels.executor(self.program, self._buffers.inputs, model.store, kv)
+        output = self._executor.output
+        self.host_logits: tuple[npt.NDArray[np.float32], ...] | None = None
+        if output.device.type == "cpu":
+            self.host_logits = tuple(row.numpy() for row in output)
         self._bound: Binding | None = None
 
     @property
     def kernel_ns(self) -> int:
-        """Of the last replay, the time inside kernels, as a mean over threads; 0: not measured."""
+        """Of the last replay, the time inside kernels, each as its longest thread took it; 0: not measured."""
         return self._executor.kernel_ns
 
     def is_valid_for(self, key: PlanKey) -> bool:

@@ -26,7 +26,7 @@ class Executor(Protocol):
 
     @property
     def kernel_ns(self) -> int:
-        """Of the last run, the time inside kernels, as a mean over threads; 0: not measured."""
+        """Of the last run, the time inside kernels, each as its longest thread took it; 0: not measured."""
 
     def run(self, *, num_tokens: int, num_rows: int, num_logits: int) -> None:
         """Runs every launch once over the live part of the inputs."""

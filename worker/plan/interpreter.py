@@ -59,6 +59,7 @@ class Interpreter:
                 raise ValueError(f"the program calls {launch.operator}, which has no implementation")
             self._calls.append((launch, implementations[launch.operator]))
 
+    @torch.inference_mode()
     def run(self, *, num_tokens: int, num_rows: int, num_logits: int) -> None:
         """Runs every launch once over the live part of the inputs.
 

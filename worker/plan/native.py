@@ -78,12 +78,12 @@ class NativeExecutor:
 
     @property
     def kernel_ns(self) -> int:
-        """Of the last run, the time inside kernels, as a mean over threads."""
+        """Of the last run, the time inside kernels, each as its longest thread took it."""
         return self._native.kernel_ns
 
     @property
     def launch_ns(self) -> list[int]:
-        """Of the last run, the time of each launch, as a mean over threads."""
+        """Of the last run, the time of each launch, as its longest thread took it."""
         return self._native.launch_ns
 
     def run(self, *, num_tokens: int, num_rows: int, num_logits: int) -> None:

@@ -35,8 +35,8 @@ struct AttentionCall {
   float scale;
 };
 
-// Queries `first_query`.. of one row, at positions `first_position`.., over spans [first_span, last_span) and KV
-// heads [first_head, last_head). Several heads step together: a block's heads lie side by side in memory.
+// Queries `first_query`.. of one row, at positions `first_position`.., over spans [first_span, last_span) and
+// KV heads [first_head, last_head). Several heads step together: a block's heads lie side by side in memory.
 struct AttentionItem {
   int32_t row;
   int32_t first_query;
@@ -56,7 +56,8 @@ PAGECAST_INLINE int64_t partial_floats(const KvShape& shape) {
   return 2 * round_up(group) + group * shape.head_size;
 }
 
-// Floats of scratch for `count` query vectors of a KV head: q, acc, A and a step's weights, then m, l, M and L.
+// Floats of scratch for `count` query vectors of a KV head: q, acc, A and a step's weights, then m, l, M and
+// L.
 PAGECAST_INLINE int64_t tile_floats(int64_t count, int64_t head_size) {
   return count * (3 * head_size + kLanes) + 4 * round_up(count);
 }

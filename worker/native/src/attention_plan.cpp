@@ -9,7 +9,8 @@ namespace {
 
 // What an item takes, in heads times queries times spans; a lone query pays for reading the keys and values.
 int64_t cost_of(const AttentionItem& item) {
-  return int64_t{item.last_span - item.first_span} * (item.last_head - item.first_head) * (item.num_queries + 1);
+  return int64_t{item.last_span - item.first_span} * (item.last_head - item.first_head) *
+         (item.num_queries + 1);
 }
 
 }  // namespace
@@ -52,10 +53,12 @@ void AttentionPlan::add_tiles(int32_t row, int tile_queries) {
   for (int32_t first = start; first < end; first += tile_queries) {
     const int32_t count = std::min(tile_queries, end - first);
     const int32_t position = context_len_[row] - (end - first);
-    // A lone query waits for memory, so its heads go along it together; a tile computes, and has enough to do.
+    // A lone query waits for memory, so its heads go along it together; a tile computes, and has enough to
+    // do.
     const int32_t heads = count == 1 ? num_kv_heads_ : 1;
     for (int32_t head = 0; head < num_kv_heads_; head += heads)
-      items_.push_back({row, first, position, count, 0, num_spans(position + count), head, head + heads, -1, 1});
+      items_.push_back(
+          {row, first, position, count, 0, num_spans(position + count), head, head + heads, -1, 1});
   }
 }
 

@@ -1,5 +1,5 @@
-// How the attention of one step is cut into items. Knows rows and contexts; neither memory nor arithmetic, which
-// give the same bits for every cut.
+// How the attention of one step is cut into items. Knows rows and contexts; neither memory nor arithmetic,
+// which give the same bits for every cut.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,11 @@ class AttentionPlan {
   AttentionPlan(const int32_t* context_len, const int32_t* query_start, int num_kv_heads, int64_t max_context,
                 int num_threads);
 
-  bool is_for(const int32_t* context_len, const int32_t* query_start, int num_kv_heads, int64_t max_context) const;
+  bool is_for(const int32_t* context_len, const int32_t* query_start, int num_kv_heads,
+              int64_t max_context) const;
 
-  // Cuts the live rows. Throws std::invalid_argument where query_start does not rise from 0 to num_tokens or a
-  // row with tokens has a context_len below their number or above max_context.
+  // Cuts the live rows. Throws std::invalid_argument where query_start does not rise from 0 to num_tokens or
+  // a row with tokens has a context_len below their number or above max_context.
   void cut(int64_t num_rows, int64_t num_tokens);
 
   // The long ones first.
@@ -31,7 +32,9 @@ class AttentionPlan {
   // Queries that are split over spans are fewer than this.
   static int64_t max_splits(int num_threads) { return int64_t{kItemsPerThread} * num_threads; }
 
-  static int num_spans(int64_t context) { return static_cast<int>((context + kSpanTokens - 1) / kSpanTokens); }
+  static int num_spans(int64_t context) {
+    return static_cast<int>((context + kSpanTokens - 1) / kSpanTokens);
+  }
 
  private:
   // With fewer items than this for each thread, threads would wait for the one with the last long item.

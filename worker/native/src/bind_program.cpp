@@ -37,13 +37,15 @@ class HeldProgram {
     hold(weight);
   }
 
-  void add_rms_norm(const HeldView& x, const HeldView& y, const AnyArray& weight, float eps, const HeldView& sum,
-                    const HeldView& out) {
+  void add_rms_norm(const HeldView& x, const HeldView& y, const AnyArray& weight, float eps,
+                    const HeldView& sum, const HeldView& out) {
     program_.add_rms_norm(x.view, y.view, to_floats("add_rms_norm: weight", weight), eps, sum.view, out.view);
     hold(weight);
   }
 
-  void add(const HeldView& x, const HeldView& y, const HeldView& out) { program_.add(x.view, y.view, out.view); }
+  void add(const HeldView& x, const HeldView& y, const HeldView& out) {
+    program_.add(x.view, y.view, out.view);
+  }
 
   void swiglu(const HeldView& gate, const HeldView& up, const HeldView& out) {
     program_.swiglu(gate.view, up.view, out.view);
@@ -84,9 +86,9 @@ class HeldProgram {
     hold(position, slot_mapping, cos, sin);
   }
 
-  void paged_attention(const HeldView& q, const HeldKv& keys, const HeldKv& values, const AnyArray& block_table,
-                       const AnyArray& context_len, const AnyArray& query_start, float scale,
-                       const HeldView& out) {
+  void paged_attention(const HeldView& q, const HeldKv& keys, const HeldKv& values,
+                       const AnyArray& block_table, const AnyArray& context_len, const AnyArray& query_start,
+                       float scale, const HeldView& out) {
     program_.paged_attention(q.view, keys.kv, values.kv, ints("paged_attention: block_table", block_table),
                              ints("paged_attention: context_len", context_len),
                              ints("paged_attention: query_start", query_start), scale, out.view);
@@ -140,25 +142,26 @@ void bind_program(nb::module_& module) {
            nb::keep_alive<1, 4>())
       .def("select_rows", &Held::select_rows, "x"_a, "index"_a, "out"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 4>())
-      .def("linear", &Held::linear, "x"_a, "weight"_a, "out"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-           nb::keep_alive<1, 4>())
+      .def("linear", &Held::linear, "x"_a, "weight"_a, "out"_a, nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def("linear_swiglu", &Held::linear_swiglu, "x"_a, "weight"_a, "out"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def("rope", &Held::rope, "x"_a, "position"_a, "cos"_a, "sin"_a, "out"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 6>())
       .def("store_kv", &Held::store_kv, "k"_a, "v"_a, "slot_mapping"_a, "keys"_a, "values"_a,
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
-      .def("rope_store", &Held::rope_store, "q"_a, "k"_a, "v"_a, "position"_a, "slot_mapping"_a, "cos"_a, "sin"_a,
-           "keys"_a, "values"_a, "out"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
-           nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>())
+      .def("rope_store", &Held::rope_store, "q"_a, "k"_a, "v"_a, "position"_a, "slot_mapping"_a, "cos"_a,
+           "sin"_a, "keys"_a, "values"_a, "out"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+           nb::keep_alive<1, 4>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>())
       .def("paged_attention", &Held::paged_attention, "q"_a, "keys"_a, "values"_a, "block_table"_a,
-           "context_len"_a, "query_start"_a, "scale"_a, "out"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-           nb::keep_alive<1, 4>(), nb::keep_alive<1, 9>())
+           "context_len"_a, "query_start"_a, "scale"_a, "out"_a, nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 9>())
       .def("dense_attention", &Held::dense_attention, "q"_a, "keys"_a, "values"_a, "context_len"_a,
            "query_start"_a, "scale"_a, "out"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 8>())
       .def("run", &Held::run, "num_tokens"_a, "num_rows"_a, "num_logits"_a)
       .def_prop_ro("num_launches", [](const Held& self) { return self.program().num_launches(); })
       .def_prop_ro("kernel_set", [](const Held& self) { return std::string(self.program().kernel_set()); })
+      .def_prop_ro("busy_ns", [](const Held& self) { return self.program().busy_ns(); })
       .def_prop_ro("kernel_ns", [](const Held& self) { return self.program().kernel_ns(); })
       .def_prop_ro("launch_ns", [](const Held& self) { return self.program().launch_ns(); });
 }

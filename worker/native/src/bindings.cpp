@@ -37,9 +37,9 @@ void make_view(HeldView* self, const Writable& arena, int64_t offset, int64_t ro
                const std::string& extent) {
   const Array<float> floats = to_memory("arena", arena);
   if (floats.shape.size() != 1) throw std::invalid_argument("arena: must have one dimension");
-  new (self)
-      HeldView{{const_cast<float*>(floats.data), floats.shape[0], offset, row_stride, width, to_extent(extent)},
-               AnyArray(arena)};
+  new (self) HeldView{
+      {const_cast<float*>(floats.data), floats.shape[0], offset, row_stride, width, to_extent(extent)},
+      AnyArray(arena)};
 }
 
 void make_kv(HeldKv* self, const Writable& data, int64_t offset, int64_t num_blocks, int64_t block_stride,
@@ -60,8 +60,8 @@ void make_packed(PackedMatrix* self, const std::vector<AnyArray>& parts) {
     if (part.shape.size() != 2) throw std::invalid_argument(name + ": must have two dimensions");
     if (i == 0) num_columns = part.shape[1];
     if (part.shape[1] != num_columns) {
-      throw std::invalid_argument(name + ": " + std::to_string(part.shape[1]) + " columns, those before have " +
-                                  std::to_string(num_columns));
+      throw std::invalid_argument(name + ": " + std::to_string(part.shape[1]) +
+                                  " columns, those before have " + std::to_string(num_columns));
     }
     rows.push_back({part.data, part.shape[0]});
   }

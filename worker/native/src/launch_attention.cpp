@@ -12,8 +12,8 @@ std::string number(int64_t value) { return std::to_string(value); }
 }  // namespace
 
 AttentionPlan& Program::check_rows(const Checks& checks, const View& q, const Array<int32_t>& context_len,
-                                   const Array<int32_t>& query_start, const KvShape& shape, int64_t max_context,
-                                   const View& out) {
+                                   const Array<int32_t>& query_start, const KvShape& shape,
+                                   int64_t max_context, const View& out) {
   checks.view("q", q, q.width, Extent::kTokens);
   const int64_t kv_width = int64_t{shape.num_kv_heads} * shape.head_size;
   checks.require(
@@ -23,7 +23,8 @@ AttentionPlan& Program::check_rows(const Checks& checks, const View& q, const Ar
   checks.apart("out", out, "q", q);
   checks.array("context_len", context_len, 1, capacity_.rows);
   checks.array("query_start", query_start, 1, capacity_.rows + 1);
-  checks.require(max_context < (int64_t{1} << 30), "keys", "room for " + number(max_context) + " tokens a row");
+  checks.require(max_context < (int64_t{1} << 30), "keys",
+                 "room for " + number(max_context) + " tokens a row");
   for (const auto& plan : plans_)
     if (plan->is_for(context_len.data, query_start.data, shape.num_kv_heads, max_context)) return *plan;
   plans_.push_back(std::make_unique<AttentionPlan>(context_len.data, query_start.data, shape.num_kv_heads,
@@ -31,7 +32,8 @@ AttentionPlan& Program::check_rows(const Checks& checks, const View& q, const Ar
   return *plans_.back();
 }
 
-void Program::push_attention(const AttentionCall& call, AttentionPlan& plan, int64_t max_context, bool is_paged) {
+void Program::push_attention(const AttentionCall& call, AttentionPlan& plan, int64_t max_context,
+                             bool is_paged) {
   const int64_t max_spans = AttentionPlan::num_spans(max_context);
   const int64_t splits = AttentionPlan::max_splits(team_.size());
   const int64_t thread_floats = attention_scratch_floats(call.shape);
@@ -68,14 +70,16 @@ void Program::attend(const AttentionCall& call, const AttentionPlan& plan, int64
       (is_paged ? kernels.paged : kernels.dense)(call, item, scratch);
       continue;
     }
-    float* partials = scratch_.partials.get() + item.split * max_spans * num_kv_heads * partial_floats(call.shape);
+    float* partials =
+        scratch_.partials.get() + item.split * max_spans * num_kv_heads * partial_floats(call.shape);
     (is_paged ? kernels.paged_spans : kernels.dense_spans)(call, item, scratch, partials);
     // The last part to be done folds all of them, in the order of spans, whoever computed what.
     std::atomic<int>& arrivals =
         scratch_.arrivals[static_cast<size_t>(item.split * num_kv_heads + item.first_head)];
     if (arrivals.fetch_add(1, std::memory_order_acq_rel) + 1 == item.num_parts) {
       arrivals.store(0, std::memory_order_relaxed);
-      kernels.merge(call, item, AttentionPlan::num_spans(int64_t{item.first_position} + 1), scratch, partials);
+      kernels.merge(call, item, AttentionPlan::num_spans(int64_t{item.first_position} + 1), scratch,
+                    partials);
     }
   }
 }
@@ -99,8 +103,8 @@ void Program::paged_attention(const View& q, const KvView& keys, const KvView& v
 }
 
 void Program::dense_attention(const View& q, const Array<float>& keys, const Array<float>& values,
-                              const Array<int32_t>& context_len, const Array<int32_t>& query_start, float scale,
-                              const View& out) {
+                              const Array<int32_t>& context_len, const Array<int32_t>& query_start,
+                              float scale, const View& out) {
   const Checks checks = this->checks("dense_attention");
   checks.array("keys", keys, 3, 1);
   checks.array("values", values, 3, 1);
@@ -128,8 +132,8 @@ void Program::dense_attention(const View& q, const Array<float>& keys, const Arr
 
   // The kernel only reads them.
   const KvLayer value_layer = {const_cast<float*>(values.data), 0, context * head_size};
-  const AttentionCall call = {q.rows(), out.rows(), {panels.get(), 0, head_floats}, value_layer, shape, nullptr,
-                              0,        scale};
+  const AttentionCall call = {
+      q.rows(), out.rows(), {panels.get(), 0, head_floats}, value_layer, shape, nullptr, 0, scale};
   dense_keys_.push_back(std::move(panels));
   push_attention(call, plan, context, false);
 }

@@ -58,13 +58,15 @@ void Program::rms_norm(const View& x, const Array<float>& weight, float eps, con
   checks.require(eps > 0.0f && eps < std::numeric_limits<float>::infinity(), "eps", "must be positive");
   checks.view("out", out, x.width, x.extent);
   checks.apart("out", out, "x", x);
-  push(out.extent, 0, 3 * x.width,
+  push(out.extent, 0, x.width,
        [kernel = kernels_.rms_norm, from = x.rows(), scale = weight.data, width = as_int(x.width), eps,
-        to = out.rows()](const Share& share) { kernel(from, scale, width, eps, share.first, share.last, to); });
+        to = out.rows()](const Share& share) {
+         kernel(from, scale, width, eps, share.first, share.last, to);
+       });
 }
 
-void Program::add_rms_norm(const View& x, const View& y, const Array<float>& weight, float eps, const View& sum,
-                           const View& out) {
+void Program::add_rms_norm(const View& x, const View& y, const Array<float>& weight, float eps,
+                           const View& sum, const View& out) {
   const Checks checks = this->checks("add_rms_norm");
   checks.view("x", x);
   checks.view("y", y, x.width, x.extent);
@@ -78,9 +80,9 @@ void Program::add_rms_norm(const View& x, const View& y, const Array<float>& wei
   checks.apart("out", out, "x", x);
   checks.apart("out", out, "y", y);
   checks.apart("out", out, "sum", sum);
-  push(out.extent, 0, 4 * x.width,
-       [kernel = kernels_.add_rms_norm, a = x.rows(), b = y.rows(), scale = weight.data, width = as_int(x.width),
-        eps, total = sum.rows(), to = out.rows()](const Share& share) {
+  push(out.extent, 0, 2 * x.width,
+       [kernel = kernels_.add_rms_norm, a = x.rows(), b = y.rows(), scale = weight.data,
+        width = as_int(x.width), eps, total = sum.rows(), to = out.rows()](const Share& share) {
          kernel(a, b, scale, width, eps, share.first, share.last, total, to);
        });
 }
@@ -147,23 +149,22 @@ void Program::linear_swiglu(const View& x, const Panels& weight, const View& out
        });
 }
 
-void Program::rope(const View& x, const Array<int32_t>& position, const Array<float>& cos, const Array<float>& sin,
-                   const View& out) {
+void Program::rope(const View& x, const Array<int32_t>& position, const Array<float>& cos,
+                   const Array<float>& sin, const View& out) {
   const Checks checks = this->checks("rope");
   checks.view("x", x, x.width, Extent::kTokens);
   checks.array("cos", cos, 2, 1);
   const int64_t head_size = 2 * cos.shape[1];
-  checks.require(
-      head_size > 0 && x.width % head_size == 0, "x",
-      "width " + std::to_string(x.width) + ", must be a multiple of the head size " + std::to_string(head_size));
+  checks.require(head_size > 0 && x.width % head_size == 0, "x",
+                 "width " + std::to_string(x.width) + ", must be a multiple of the head size " +
+                     std::to_string(head_size));
   check_rope(checks, position, cos, sin, head_size);
   checks.view("out", out, x.width, Extent::kTokens);
   checks.apart("out", out, "x", x);
   push(out.extent, 0, 2 * x.width,
-       [kernel = kernels_.rope, from = x.rows(), heads = as_int(x.width / head_size), size = as_int(head_size),
-        at = position.data, table = Rope{cos.data, sin.data}, to = out.rows()](const Share& share) {
-         kernel(from, heads, size, at, table, share.first, share.last, to);
-       });
+       [kernel = kernels_.rope, from = x.rows(), heads = as_int(x.width / head_size),
+        size = as_int(head_size), at = position.data, table = Rope{cos.data, sin.data}, to = out.rows()](
+           const Share& share) { kernel(from, heads, size, at, table, share.first, share.last, to); });
 }
 
 void Program::store_kv(const View& k, const View& v, const Array<int64_t>& slot_mapping, const KvView& keys,
@@ -192,12 +193,12 @@ void Program::rope_store(const View& q, const View& k, const View& v, const Arra
   checks.apart("out", out, "k", k);
   checks.apart("out", out, "v", v);
   push(Extent::kTokens, 0, 2 * q.width + kStoreCost * k.width,
-       [kernel = kernels_.rope_store, from_q = q.rows(), from_k = k.rows(), from_v = v.rows(), at = position.data,
-        slots = slot_mapping.data, table = Rope{cos.data, sin.data}, key_layer = keys.layer(),
-        value_layer = values.layer(), shape = shape_of(keys, q.width / keys.head_size),
-        to = out.rows()](const Share& share) {
-         kernel(from_q, from_k, from_v, at, slots, table, key_layer, value_layer, shape, share.first, share.last,
-                to);
+       [kernel = kernels_.rope_store, from_q = q.rows(), from_k = k.rows(), from_v = v.rows(),
+        at = position.data, slots = slot_mapping.data, table = Rope{cos.data, sin.data},
+        key_layer = keys.layer(), value_layer = values.layer(),
+        shape = shape_of(keys, q.width / keys.head_size), to = out.rows()](const Share& share) {
+         kernel(from_q, from_k, from_v, at, slots, table, key_layer, value_layer, shape, share.first,
+                share.last, to);
        });
 }
 

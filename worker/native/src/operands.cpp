@@ -23,7 +23,8 @@ void Checks::view(const char* name, const View& view) const {
   require(view.width >= 1 && view.width < kMaxExtent, name, "width " + number(view.width));
   require(view.offset >= 0 && view.offset < kMaxFloats && view.offset % kLanes == 0, name,
           "offset " + number(view.offset) + ", must be a multiple of " + number(kLanes));
-  require(view.row_stride < kMaxExtent && view.row_stride % kLanes == 0 && view.row_stride >= round_up(view.width),
+  require(view.row_stride < kMaxExtent && view.row_stride % kLanes == 0 &&
+              view.row_stride >= round_up(view.width),
           name,
           "row_stride " + number(view.row_stride) + ", must be a multiple of " + number(kLanes) +
               " and hold a width of " + number(view.width));
@@ -50,17 +51,19 @@ void Checks::kv(const char* name, const KvView& kv) const {
               number(kMaxHeadSize));
   require(kv.block_size >= kLanes && kv.block_size < (1 << 20) && kv.block_size % kLanes == 0, name,
           "block_size " + number(kv.block_size) + ", must be a multiple of " + number(kLanes));
-  require(kv.num_kv_heads >= 1 && kv.num_kv_heads < (1 << 16), name, "num_kv_heads " + number(kv.num_kv_heads));
+  require(kv.num_kv_heads >= 1 && kv.num_kv_heads < (1 << 16), name,
+          "num_kv_heads " + number(kv.num_kv_heads));
   require(kv.num_blocks >= 1 && kv.num_blocks < kMaxExtent, name, "num_blocks " + number(kv.num_blocks));
   const int64_t floats = kv.block_size * kv.head_size;
   require(kv.offset >= 0 && kv.offset < kMaxFloats, name, "offset " + number(kv.offset));
   require(kv.head_stride >= floats && kv.head_stride < kMaxExtent, name,
           "head_stride " + number(kv.head_stride) + ", a block of a head has " + number(floats) + " floats");
-  require(kv.block_stride >= (kv.num_kv_heads - 1) * kv.head_stride + floats && kv.block_stride < kMaxExtent, name,
-          "block_stride " + number(kv.block_stride) + ", too small for the heads or too large");
+  require(kv.block_stride >= (kv.num_kv_heads - 1) * kv.head_stride + floats && kv.block_stride < kMaxExtent,
+          name, "block_stride " + number(kv.block_stride) + ", too small for the heads or too large");
   const int64_t end =
       kv.offset + (kv.num_blocks - 1) * kv.block_stride + (kv.num_kv_heads - 1) * kv.head_stride + floats;
-  require(end <= kv.data_size, name, "blocks end at float " + number(end) + ", data has " + number(kv.data_size));
+  require(end <= kv.data_size, name,
+          "blocks end at float " + number(end) + ", data has " + number(kv.data_size));
 }
 
 void Checks::same_shape(const KvView& keys, const KvView& values) const {

@@ -1,5 +1,5 @@
-// What a launch is given, as plain values, and the checks of it. Knows memory and shapes; neither Python nor what
-// an operator computes.
+// What a launch is given, as plain values, and the checks of it. Knows memory and shapes; neither Python nor
+// what an operator computes.
 #pragma once
 
 #include <cstddef>

@@ -14,7 +14,8 @@ constexpr int64_t kSerialCost = 16384;
 // A thread takes many units at first and few at the end, in multiples of what a kernel works on at once.
 constexpr int64_t kUnitsAtOnce = 8;
 
-// Asks for what a thread reads of a launch before and while it begins it: the launch before has swept the cache.
+// Asks for what a thread reads of a launch before and while it begins it: the launch before has swept the
+// cache.
 template <typename T>
 void fetch(const T& value) {
   for (size_t offset = 0; offset < sizeof(T); offset += 64)
@@ -124,34 +125,44 @@ void Program::run_timed(size_t launch, int64_t first, int64_t last, int thread) 
 void Program::run_shared(size_t launch, int thread) {
   const int64_t start = ticks();
   const Live& live = live_[launch];
+  const auto& body = launches_[launch].body;
   const int64_t shares = 2 * team_.size();
+  const auto share = [shares](int64_t num_units) {
+    const int64_t count = num_units / shares;
+    return count > kUnitsAtOnce ? count - count % kUnitsAtOnce : count;
+  };
+  // The first share of each thread is its own from the start; the rest goes to whoever comes.
+  const int64_t own = share(live.num_units);
+  if (own > 0) body({live.num_rows, thread * own, (thread + 1) * own, thread});
+  const int64_t rest = own * team_.size();
   int64_t first = claimed_.load(std::memory_order_relaxed);
-  while (first < live.num_units) {
-    int64_t count = std::max<int64_t>(1, (live.num_units - first) / shares);
-    if (count > kUnitsAtOnce) count -= count % kUnitsAtOnce;
+  while (rest + first < live.num_units) {
+    const int64_t count = std::max<int64_t>(1, share(live.num_units - rest - first));
     if (!claimed_.compare_exchange_weak(first, first + count, std::memory_order_relaxed)) continue;
-    launches_[launch].body({live.num_rows, first, first + count, thread});
+    body({live.num_rows, rest + first, rest + first + count, thread});
     first = claimed_.load(std::memory_order_relaxed);
   }
   body_ticks_[static_cast<size_t>(thread)][launch] = ticks() - start;
 }
 
-int64_t Program::mean_ns(int64_t num_ticks) const {
-  return static_cast<int64_t>(static_cast<double>(num_ticks) * ns_per_tick_ / team_.size());
-}
-
-int64_t Program::kernel_ns() const {
+int64_t Program::busy_ns() const {
   int64_t total = 0;
-  for (const auto& of_launch : body_ticks_) total = std::accumulate(of_launch.begin(), of_launch.end(), total);
-  return mean_ns(total);
+  for (const auto& of_launch : body_ticks_)
+    total = std::accumulate(of_launch.begin(), of_launch.end(), total);
+  return static_cast<int64_t>(static_cast<double>(total) * ns_per_tick_ / team_.size());
 }
 
 std::vector<int64_t> Program::launch_ns() const {
-  std::vector<int64_t> sums(launches_.size(), 0);
+  std::vector<int64_t> longest(launches_.size(), 0);
   for (const auto& of_launch : body_ticks_)
-    for (size_t i = 0; i < of_launch.size(); ++i) sums[i] += of_launch[i];
-  for (int64_t& sum : sums) sum = mean_ns(sum);
-  return sums;
+    for (size_t i = 0; i < of_launch.size(); ++i) longest[i] = std::max(longest[i], of_launch[i]);
+  for (int64_t& time : longest) time = static_cast<int64_t>(static_cast<double>(time) * ns_per_tick_);
+  return longest;
+}
+
+int64_t Program::kernel_ns() const {
+  const std::vector<int64_t> times = launch_ns();
+  return std::accumulate(times.begin(), times.end(), int64_t{0});
 }
 
 }  // namespace pagecast

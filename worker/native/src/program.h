@@ -26,8 +26,8 @@ struct Share {
   int thread;
 };
 
-// One kernel call with its operands bound. It is cut into units that any thread may do: rows of its extent, or
-// weight panels, or attention pairs.
+// One kernel call with its operands bound. It is cut into units that any thread may do: rows of its extent,
+// or weight panels, or attention pairs.
 struct Launch {
   Extent extent;
   int64_t num_panels;        // 0: cut by rows
@@ -41,8 +41,9 @@ class Program {
   // `kernel_set` as for kernels_for. Throws std::invalid_argument for sizes below 1.
   Program(Team& team, int64_t max_tokens, int64_t max_rows, const char* kernel_set);
 
-  // Each adds a launch; what its operands point to must outlive the program. Throws std::invalid_argument that
-  // names operator and argument where memory or shapes are not fit for the full capacity; nothing is added then.
+  // Each adds a launch; what its operands point to must outlive the program. Throws std::invalid_argument
+  // that names operator and argument where memory or shapes are not fit for the full capacity; nothing is
+  // added then.
   void embedding(const Panels& weight, const Array<int32_t>& token_ids, const View& out);
   void rms_norm(const View& x, const Array<float>& weight, float eps, const View& out);
   void add_rms_norm(const View& x, const View& y, const Array<float>& weight, float eps, const View& sum,
@@ -59,23 +60,28 @@ class Program {
   void rope_store(const View& q, const View& k, const View& v, const Array<int32_t>& position,
                   const Array<int64_t>& slot_mapping, const Array<float>& cos, const Array<float>& sin,
                   const KvView& keys, const KvView& values, const View& out);
-  void paged_attention(const View& q, const KvView& keys, const KvView& values, const Array<int32_t>& block_table,
-                       const Array<int32_t>& context_len, const Array<int32_t>& query_start, float scale,
-                       const View& out);
-  // Keys and values [num_kv_heads, context, head_size] of one row. Keys are copied, into panels of kLanes tokens.
+  void paged_attention(const View& q, const KvView& keys, const KvView& values,
+                       const Array<int32_t>& block_table, const Array<int32_t>& context_len,
+                       const Array<int32_t>& query_start, float scale, const View& out);
+  // Keys and values [num_kv_heads, context, head_size] of one row. Keys are copied, into panels of kLanes
+  // tokens.
   void dense_attention(const View& q, const Array<float>& keys, const Array<float>& values,
                        const Array<int32_t>& context_len, const Array<int32_t>& query_start, float scale,
                        const View& out);
 
-  // Runs all launches on the live sizes. Throws std::invalid_argument beyond the capacity or for rows that don't
-  // fit the sizes, std::logic_error where the team is closed or in use; nothing has run then.
+  // Runs all launches on the live sizes. Throws std::invalid_argument beyond the capacity or for rows that
+  // don't fit the sizes, std::logic_error where the team is closed or in use; nothing has run then.
   void run(const Sizes& live);
 
   size_t num_launches() const { return launches_.size(); }
   const char* kernel_set() const { return kernels_.name; }
-  // Time in bodies during the last run, mean over threads: of all launches, and of each.
-  int64_t kernel_ns() const;
+  // Time of the last run inside each launch's body, as its longest thread took it, and the sum of these: what
+  // is left of the run is hand-over, meetings and bookkeeping.
   std::vector<int64_t> launch_ns() const;
+  int64_t kernel_ns() const;
+  // Time of the last run inside bodies as a mean over threads: less than kernel_ns by what threads wait for
+  // one another inside a launch.
+  int64_t busy_ns() const;
 
  private:
   // A launch as the run at hand sees it.
@@ -107,8 +113,6 @@ class Program {
               const Share& share);
 
   void prepare(const Sizes& live);
-  // A sum over threads as a mean, in nanoseconds.
-  int64_t mean_ns(int64_t num_ticks) const;
   // Every thread of a run walks the launches here.
   void work(int thread);
   // Does serial launches from `launch` on; returns the first that is not.
@@ -127,8 +131,8 @@ class Program {
   std::vector<Live> live_;
   std::vector<std::vector<int64_t>> body_ticks_;  // [thread][launch]
   double ns_per_tick_ = 0.0;                      // over the last run
-  size_t last_shared_ = 0;                       // the last launch of the run at hand that is not serial
-  alignas(64) std::atomic<int64_t> claimed_{0};  // units of the launch at hand that some thread has taken
+  size_t last_shared_ = 0;                        // the last launch of the run at hand that is not serial
+  alignas(64) std::atomic<int64_t> claimed_{0};   // units of the launch at hand that some thread has taken
   // Where threads go on after a meeting; written by the last to arrive.
   alignas(64) size_t next_shared_ = 0;
 };

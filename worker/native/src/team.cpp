@@ -7,8 +7,8 @@
 namespace pagecast {
 namespace {
 
-// Longer than a launch's uneven end or the gap between two steps of a busy engine usually is, short enough that
-// a thread without a core of its own gives it to the one it waits for.
+// Longer than a launch's uneven end or the gap between two steps of a busy engine usually is, short enough
+// that a thread without a core of its own gives it to the one it waits for.
 constexpr std::chrono::microseconds kSpin{50};
 constexpr int kPausesPerLook = 16;
 

@@ -9,8 +9,8 @@
 
 namespace pagecast {
 
-// `num_threads - 1` kept threads and the caller. A run costs one hand-over; between runs the kept threads spin
-// for a moment, then sleep. One run at a time; a child of fork() has none of the threads.
+// `num_threads - 1` kept threads and the caller. A run costs one hand-over; between runs the kept threads
+// spin for a moment, then sleep. One run at a time; a child of fork() has none of the threads.
 class Team {
  public:
   using Body = void (*)(void* context, int thread);

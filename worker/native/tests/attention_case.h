@@ -25,8 +25,8 @@ inline uint64_t hash_bits(const std::vector<float>& values, uint64_t hash = 1469
   return hash;
 }
 
-// Blocks are scattered over the pool; whatever no row's context covers is NaN. Each row's numbers are drawn from
-// its own seed, so that a row is the same in every case.
+// Blocks are scattered over the pool; whatever no row's context covers is NaN. Each row's numbers are drawn
+// from its own seed, so that a row is the same in every case.
 class AttentionCase {
  public:
   AttentionCase(pagecast::KvShape shape, std::vector<TestRow> rows, std::vector<int> seeds = {})
@@ -69,8 +69,8 @@ class AttentionCase {
   int64_t floats() const { return int64_t{shape.block_size} * shape.head_size; }
 
   float& key(int64_t row, int t, int h, int d) {
-    return pool[static_cast<size_t>(block(row, t) * block_stride + h * floats() + int64_t{d} * shape.block_size +
-                                    t % shape.block_size)];
+    return pool[static_cast<size_t>(block(row, t) * block_stride + h * floats() +
+                                    int64_t{d} * shape.block_size + t % shape.block_size)];
   }
   float& value(int64_t row, int t, int h, int d) {
     return pool[static_cast<size_t>(block(row, t) * block_stride + (shape.num_kv_heads + h) * floats() +
@@ -115,7 +115,8 @@ class AttentionCase {
   // Result `d` of one query and head, in double.
   std::vector<double> twin(int64_t row, int query, int head) {
     const int h = head / (shape.num_heads / shape.num_kv_heads);
-    const int last = rows[static_cast<size_t>(row)].context - rows[static_cast<size_t>(row)].num_queries + query;
+    const int last =
+        rows[static_cast<size_t>(row)].context - rows[static_cast<size_t>(row)].num_queries + query;
     const float* from =
         q.data() + (query_start[static_cast<size_t>(row)] + query) * width + head * shape.head_size;
     std::vector<double> score;
@@ -150,7 +151,9 @@ class AttentionCase {
   std::vector<int32_t> query_start;
 
  private:
-  int64_t blocks_of(const TestRow& row) const { return (row.context + shape.block_size - 1) / shape.block_size; }
+  int64_t blocks_of(const TestRow& row) const {
+    return (row.context + shape.block_size - 1) / shape.block_size;
+  }
   int64_t block(int64_t row, int t) const {
     return block_table[static_cast<size_t>(row * max_blocks + t / shape.block_size)];
   }

@@ -1,5 +1,6 @@
-// Times decode attention through block tables against the same loop over dense keys and values: bench_attention
-// [threads] [set]. 30 layers of 3 KV heads, 9 heads of 64, blocks of 16: more memory than caches hold.
+// Times decode attention through block tables against the same loop over dense keys and values:
+// bench_attention [threads] [set]. 30 layers of 3 KV heads, 9 heads of 64, blocks of 16: more memory than
+// caches hold.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -85,11 +86,13 @@ void bench(Team& team, const char* set, int context) {
   }
   const double bytes = 2.0 * kLayers * kKvHeads * context * kHeadSize * sizeof(float);
   std::printf(
-      "context %d: paged %.1f us a layer (%.1f GB/s), dense %.1f us (%.1f GB/s), ratio %.3f of medians, %.3f of "
+      "context %d: paged %.1f us a layer (%.1f GB/s), dense %.1f us (%.1f GB/s), ratio %.3f of medians, %.3f "
+      "of "
       "minima\n",
       context, median(paged_us) / kLayers, bytes / median(paged_us) / 1e3, median(dense_us) / kLayers,
       bytes / median(dense_us) / 1e3, median(ratio),
-      *std::min_element(paged_us.begin(), paged_us.end()) / *std::min_element(dense_us.begin(), dense_us.end()));
+      *std::min_element(paged_us.begin(), paged_us.end()) /
+          *std::min_element(dense_us.begin(), dense_us.end()));
 }
 
 }  // namespace

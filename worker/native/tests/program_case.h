@@ -62,9 +62,10 @@ struct Step {
     const View q = columns(qkv, 0, kQ), k = columns(qkv, kQ, kKv), v = columns(qkv, kQ + kKv, kKv);
     program.rope(q, flat(position), cosines, sines, turned_apart);
     program.store_kv(k, v, flat(slots), layer(true), layer(false));
-    program.rope_store(q, k, v, flat(position), flat(slots), cosines, sines, layer(true), layer(false), turned);
-    program.paged_attention(turned, layer(true), layer(false), {table.data(), {kRows, kTableWidth}}, flat(context),
-                            flat(start), 0.2f, attended);
+    program.rope_store(q, k, v, flat(position), flat(slots), cosines, sines, layer(true), layer(false),
+                       turned);
+    program.paged_attention(turned, layer(true), layer(false), {table.data(), {kRows, kTableWidth}},
+                            flat(context), flat(start), 0.2f, attended);
     program.linear(attended, out_weight.packed.panels(), projected);
     program.add(x, projected, summed_apart);
     program.add_rms_norm(x, projected, flat(norm), kEps, summed, normed_again);
@@ -117,12 +118,15 @@ struct Step {
   TestWeight vocab{kVocab, kHidden, 1}, qkv_weight{kQkv, kHidden, 2}, out_weight{kHidden, kQ, 3};
   TestWeight gate_up{2 * kInner, kHidden, 4}, down{kHidden, kInner, 5};
   std::vector<float> norm = random_floats(kHidden, 6), cos = angles(7), sin = angles(8);
-  std::vector<int32_t> ids, table, position = std::vector<int32_t>(kTokens), context = std::vector<int32_t>(kRows);
+  std::vector<int32_t> ids, table, position = std::vector<int32_t>(kTokens),
+                                   context = std::vector<int32_t>(kRows);
   std::vector<int32_t> start = std::vector<int32_t>(kRows + 1), wanted = std::vector<int32_t>(kRows);
   std::vector<int64_t> slots = std::vector<int64_t>(kTokens);
-  View x = next(kHidden), normed = next(kHidden), qkv = next(kQkv), turned_apart = next(kQ), turned = next(kQ);
+  View x = next(kHidden), normed = next(kHidden), qkv = next(kQkv), turned_apart = next(kQ),
+       turned = next(kQ);
   View attended = next(kQ), projected = next(kHidden), summed_apart = next(kHidden), summed = next(kHidden);
-  View normed_again = next(kHidden), inner = next(kInner), both = next(2 * kInner), inner_apart = next(kInner);
+  View normed_again = next(kHidden), inner = next(kInner), both = next(2 * kInner),
+       inner_apart = next(kInner);
   View last = next(kHidden), chosen = next(kHidden, Extent::kLogits), logits = next(kVocab, Extent::kLogits);
 };
 

@@ -26,8 +26,8 @@ void test_against_double() {
           for (int head = 0; head < shape.num_heads; ++head) {
             const std::vector<double> twin = rows.twin(static_cast<int64_t>(r), query, head);
             for (int d = 0; d < shape.head_size; ++d) {
-              const auto at =
-                  static_cast<size_t>((rows.query_start[r] + query) * rows.width + head * shape.head_size + d);
+              const auto at = static_cast<size_t>((rows.query_start[r] + query) * rows.width +
+                                                  head * shape.head_size + d);
               const double error = std::fabs(out[at] - twin[static_cast<size_t>(d)]);
               worst = std::isnan(error) ? 1e9 : std::max(worst, error);
             }
@@ -66,7 +66,8 @@ void test_batching_and_chunking_agree() {
     const std::vector<float> all = chunk.run(1, set->name);
     AttentionCase batch(shape, {{1, 40}, {37, 150}, {1, 9}}, {1, 5, 2});
     const std::vector<float> among = batch.run(2, set->name);
-    CHECK(std::equal(all.begin(), all.end(), among.begin() + chunk.width), "%s: neighbours matter", set->name);
+    CHECK(std::equal(all.begin(), all.end(), among.begin() + chunk.width), "%s: neighbours matter",
+          set->name);
     for (int query = 0; query < 37; ++query) {
       // The pool is drawn token by token, so a shorter row holds the same tokens.
       AttentionCase decode(shape, {{1, 114 + query}}, {5});
@@ -84,9 +85,14 @@ void test_split_at_any_span_agrees() {
       const int spans = pagecast::AttentionPlan::num_spans(450);
       const std::vector<float> whole = rows.run(1, set->name);
       std::vector<float> out(whole.size(), kNaN);
-      const pagecast::AttentionCall call = {
-          {rows.q.data(), rows.width}, {out.data(), rows.width}, rows.keys().layer(), rows.values().layer(), shape,
-          rows.block_table.data(),     rows.max_blocks,          rows.scale};
+      const pagecast::AttentionCall call = {{rows.q.data(), rows.width},
+                                            {out.data(), rows.width},
+                                            rows.keys().layer(),
+                                            rows.values().layer(),
+                                            shape,
+                                            rows.block_table.data(),
+                                            rows.max_blocks,
+                                            rows.scale};
       std::vector<float> scratch(static_cast<size_t>(pagecast::attention_scratch_floats(shape)));
       std::vector<float> partials(
           static_cast<size_t>(spans * shape.num_kv_heads * pagecast::partial_floats(shape)));
@@ -96,9 +102,9 @@ void test_split_at_any_span_agrees() {
         for (int h = 0; h < shape.num_kv_heads; h += heads) {
           // The last part first: the order of computing must not matter.
           for (int first = (spans - 1) / width * width; first >= 0; first -= width)
-            set->attention->paged_spans(call,
-                                        {0, 0, 449, 1, first, std::min(first + width, spans), h, h + heads, 0, 2},
-                                        scratch.data(), partials.data());
+            set->attention->paged_spans(
+                call, {0, 0, 449, 1, first, std::min(first + width, spans), h, h + heads, 0, 2},
+                scratch.data(), partials.data());
           set->attention->merge(call, {0, 0, 449, 1, 0, spans, h, h + heads, 0, 2}, spans, scratch.data(),
                                 partials.data());
         }
@@ -126,8 +132,8 @@ void test_dense_is_paged() {
         const std::vector<int64_t> kv_shape = {shape.num_kv_heads, context, shape.head_size};
         const auto extent = pagecast::Extent::kTokens;
         program.dense_attention({arena.data(), 2 * rows.width, 0, rows.width, rows.width, extent},
-                                {keys.data(), kv_shape}, {values.data(), kv_shape}, {rows.context_len.data(), {1}},
-                                {rows.query_start.data(), {2}}, rows.scale,
+                                {keys.data(), kv_shape}, {values.data(), kv_shape},
+                                {rows.context_len.data(), {1}}, {rows.query_start.data(), {2}}, rows.scale,
                                 {arena.data(), 2 * rows.width, rows.width, rows.width, rows.width, extent});
         program.run({1, 1, 0});
         CHECK(std::equal(paged.begin(), paged.end(), arena.begin() + rows.width), "%s, context %d", set->name,
@@ -142,7 +148,8 @@ void test_later_tokens_do_not_leak() {
     AttentionCase clean(shape, {{24, 90}});
     AttentionCase poisoned(shape, {{24, 90}});
     for (int h = 0; h < shape.num_kv_heads; ++h)
-      for (int d = 0; d < shape.head_size; ++d) poisoned.key(0, 75, h, d) = poisoned.value(0, 75, h, d) = kNaN;
+      for (int d = 0; d < shape.head_size; ++d)
+        poisoned.key(0, 75, h, d) = poisoned.value(0, 75, h, d) = kNaN;
     const std::vector<float> a = clean.run(2, set->name), b = poisoned.run(2, set->name);
     const auto border = (75 - 66) * clean.width;
     CHECK(std::equal(a.begin(), a.begin() + border, b.begin()), "%s: NaN from the future", set->name);
@@ -181,7 +188,8 @@ int main() {
   for (const pagecast::Kernels* set : sets_of_this_machine()) {
     uint64_t hash = 0;
     for (const KvShape& shape : kShapes) hash ^= hash_bits(AttentionCase(shape, kRagged).run(2, set->name));
-    std::printf("bits %s %016llx\n", set->fused ? "fused" : "baseline", static_cast<unsigned long long>(hash));
+    std::printf("bits %s %016llx\n", set->fused ? "fused" : "baseline",
+                static_cast<unsigned long long>(hash));
   }
   return report();
 }

@@ -28,7 +28,8 @@ void test_bad_operands_are_named() {
   refuse("linear: x: width", [](S& s) { s.program.linear(s.inner, s.vocab.packed.panels(), s.both); });
   refuse("linear: out: width", [](S& s) { s.program.linear(s.x, s.vocab.packed.panels(), s.normed); });
   refuse("linear: out: its rows", [](S& s) { s.program.linear(s.x, s.vocab.packed.panels(), s.logits); });
-  refuse("linear_swiglu: weight", [](S& s) { s.program.linear_swiglu(s.x, s.vocab.packed.panels(), s.normed); });
+  refuse("linear_swiglu: weight",
+         [](S& s) { s.program.linear_swiglu(s.x, s.vocab.packed.panels(), s.normed); });
   refuse("add: out: overlaps x", [](S& s) { s.program.add(s.x, s.normed, s.x); });
   refuse("add_rms_norm: out: overlaps sum",
          [](S& s) { s.program.add_rms_norm(s.x, s.normed, S::flat(s.norm), kEps, s.summed, s.summed); });
@@ -47,9 +48,11 @@ void test_bad_operands_are_named() {
   refuse("rms_norm: eps", [](S& s) { s.program.rms_norm(s.x, S::flat(s.norm), 0, s.normed); });
   refuse("embedding: token_ids: 5 entries",
          [](S& s) { s.program.embedding(s.vocab.packed.panels(), S::flat(s.context), s.x); });
-  refuse("select_rows: index: 5 entries", [](S& s) { s.program.select_rows(s.x, S::flat(s.context), s.normed); });
-  refuse("rope: cos: ",
-         [](S& s) { s.program.rope(s.turned, S::flat(s.position), S::flat(s.cos), S::flat(s.sin), s.attended); });
+  refuse("select_rows: index: 5 entries",
+         [](S& s) { s.program.select_rows(s.x, S::flat(s.context), s.normed); });
+  refuse("rope: cos: ", [](S& s) {
+    s.program.rope(s.turned, S::flat(s.position), S::flat(s.cos), S::flat(s.sin), s.attended);
+  });
   refuse("store_kv: values: block_size", [](S& s) {
     KvView values = s.layer(false);
     values.block_size = 32;
@@ -74,8 +77,9 @@ void test_bad_operands_are_named() {
                               S::flat(s.context), S::flat(s.context), 1, s.attended);
   });
   refuse("paged_attention: block_table: 4 entries", [](S& s) {
-    s.program.paged_attention(s.turned, s.layer(true), s.layer(false), {s.table.data(), {kRows - 1, kTableWidth}},
-                              S::flat(s.context), S::flat(s.start), 1, s.attended);
+    s.program.paged_attention(s.turned, s.layer(true), s.layer(false),
+                              {s.table.data(), {kRows - 1, kTableWidth}}, S::flat(s.context),
+                              S::flat(s.start), 1, s.attended);
   });
   refuse("num_tokens: 41", [](S& s) { s.program.run({41, 1, 1}); });
   refuse("num_rows: 6", [](S& s) { s.program.run({1, 6, 1}); });

@@ -1,5 +1,5 @@
-// A program of every launch: each result against its twin, equal bits for any team and cut, times, teams that are
-// shared.
+// A program of every launch: each result against its twin, equal bits for any team and cut, times, teams that
+// are shared.
 #include <numeric>
 #include <stdexcept>
 
@@ -12,7 +12,8 @@ namespace {
 using namespace pagecast;
 using namespace program_case;
 
-void check_linear(const Step& step, const View& from, const TestWeight& weight, const View& to, const char* name) {
+void check_linear(const Step& step, const View& from, const TestWeight& weight, const View& to,
+                  const char* name) {
   const Matrix x = step.read(from), out = step.read(to);
   for (int64_t t = 0; t < out.num_rows; ++t)
     for (int64_t n = 0; n < out.width; ++n) {
@@ -87,7 +88,8 @@ void test_every_launch() {
       for (size_t i = 0; i < kSteps.size(); ++i) {
         shared.bind(kSteps[i].lengths, kSteps[i].contexts);
         shared.run();
-        CHECK(shared.read(shared.logits).same(expected[i]), "%s, %d threads, step %zu", set->name, num_threads, i);
+        CHECK(shared.read(shared.logits).same(expected[i]), "%s, %d threads, step %zu", set->name,
+              num_threads, i);
       }
     }
   }
@@ -113,7 +115,9 @@ void test_programs_share_a_team() {
   Team team(4);
   std::vector<float> arena(3 * 512 * 64, 1.0f);
   const auto size = static_cast<int64_t>(arena.size());
-  const auto part = [&](int64_t i) { return View{arena.data(), size, i * 512 * 64, 64, 64, Extent::kTokens}; };
+  const auto part = [&](int64_t i) {
+    return View{arena.data(), size, i * 512 * 64, 64, 64, Extent::kTokens};
+  };
   for (int i = 0; i < 200; ++i) {
     Program program(team, 512, 1, nullptr);
     program.add(part(0), part(1), part(2));

@@ -1,4 +1,5 @@
-// The team: every thread takes part in every run, meetings are meetings, idle threads sleep, closing ends them.
+// The team: every thread takes part in every run, meetings are meetings, idle threads sleep, closing ends
+// them.
 #include <atomic>
 #include <chrono>
 #include <ctime>

@@ -223,8 +223,12 @@ class Program:
     def kernel_set(self) -> str: ...
     @property
     def kernel_ns(self) -> int:
-        """Time in launches' bodies during the last run, mean over threads."""
+        """Time in launches' bodies during the last run, each as its longest thread took it."""
 
     @property
     def launch_ns(self) -> list[int]:
         """`kernel_ns` launch by launch."""
+
+    @property
+    def busy_ns(self) -> int:
+        """Time in bodies as a mean over threads: `kernel_ns` without what threads waited inside launches."""

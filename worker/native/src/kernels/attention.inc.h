@@ -1,5 +1,6 @@
-// Attention, paged and dense: one loop over where keys and values are found. The order of every operation is told
-// in attention.h. Several queries of a row, and the heads of a group, share one pass over the keys and values.
+// Attention, paged and dense: one loop over where keys and values are found. The order of every operation is
+// told in attention.h. Several queries of a row, and the heads of a group, share one pass over the keys and
+// values.
 #pragma once
 
 #include "../attention.h"
@@ -78,7 +79,8 @@ void span_of(const Source& source, const AttentionItem& item, const Tile* tiles,
       for (int query = 0; query < item.num_queries; ++query) {
         const int seen = item.first_position + query - token + 1;
         if (seen > 0)
-          tile_step(tile, query * group, group, step, source.key_stride(), seen < kLanes ? seen : kLanes, next);
+          tile_step(tile, query * group, group, step, source.key_stride(), seen < kLanes ? seen : kLanes,
+                    next);
       }
     }
 }
@@ -110,8 +112,9 @@ void fold(const Totals& to, const Totals& from, int count, int head_size, bool i
       const float* acc = from.acc + int64_t{begin + i} * head_size;
       for (int d = 0; d < head_size; d += kLanes) {
         const F16 part = load(acc + d);
-        store(total + d,
-              is_first ? part : fma(part, broadcast(shares[i]), load(total + d) * broadcast(total_shares[i])));
+        store(total + d, is_first
+                             ? part
+                             : fma(part, broadcast(shares[i]), load(total + d) * broadcast(total_shares[i])));
       }
     }
   }
@@ -153,8 +156,8 @@ HeadState lay_out(const AttentionCall& call, const AttentionItem& item, int kv_h
 void read_queries(const AttentionCall& call, const AttentionItem& item, const Tile& tile) {
   const int group = call.shape.num_heads / call.shape.num_kv_heads;
   for (int query = 0; query < item.num_queries; ++query) {
-    const float* q =
-        call.q.data + (item.first_query + query) * call.q.stride + int64_t{tile.kv_head} * group * tile.head_size;
+    const float* q = call.q.data + (item.first_query + query) * call.q.stride +
+                     int64_t{tile.kv_head} * group * tile.head_size;
     for (int head = 0; head < group; ++head)
       for (int d = 0; d < tile.head_size; ++d)
         tile.q[int64_t{d} * tile.count + query * group + head] = q[int64_t{head} * tile.head_size + d];
@@ -196,7 +199,8 @@ void attend(const AttentionCall& call, const AttentionItem& whole, float* scratc
           const int first = query * group;
           const Tile& tile = tiles[i];
           fold({totals[i].m + first, totals[i].l + first, totals[i].acc + first * head_size},
-               {tile.m + first, tile.l + first, tile.acc + first * head_size}, group, tile.head_size, span == 0);
+               {tile.m + first, tile.l + first, tile.acc + first * head_size}, group, tile.head_size,
+               span == 0);
         }
     }
     for (int i = 0; i < num_tiles; ++i) write_out(call, item, item.first_head + i, totals[i]);

@@ -18,7 +18,8 @@ struct Step {
   const float* values;
 };
 
-// The query vectors of an item that share a KV head, query by query, heads of the group within, and their state.
+// The query vectors of an item that share a KV head, query by query, heads of the group within, and their
+// state.
 struct Tile {
   int count;
   int kv_head;
@@ -58,8 +59,9 @@ PAGECAST_INLINE void add_values(const Tile& tile, int first, int column, const f
     for (int j = 0; j < N; ++j) store(to + int64_t{i} * tile.head_size + j * kLanes, acc[i][j]);
 }
 
-// One step of M vectors from `first`, of which the step's first `live` tokens are seen. What comes next, `ahead`,
-// is fetched while this is worked on: the next block is anywhere in the pool, so no prefetcher guesses it.
+// One step of M vectors from `first`, of which the step's first `live` tokens are seen. What comes next,
+// `ahead`, is fetched while this is worked on: the next block is anywhere in the pool, so no prefetcher
+// guesses it.
 template <int M>
 void chunk_step(const Tile& tile, int first, Step step, int64_t key_stride, int live, Step ahead) {
   constexpr int kFit = kAccumulators / M;
@@ -107,8 +109,8 @@ void chunk_step(const Tile& tile, int first, Step step, int64_t key_stride, int 
 }
 
 template <int M>
-PAGECAST_INLINE void chunk_step_of(int count, const Tile& tile, int first, Step step, int64_t key_stride, int live,
-                                   Step ahead) {
+PAGECAST_INLINE void chunk_step_of(int count, const Tile& tile, int first, Step step, int64_t key_stride,
+                                   int live, Step ahead) {
   if constexpr (M > 1) {
     if (count < M) return chunk_step_of<M - 1>(count, tile, first, step, key_stride, live, ahead);
   }
