@@ -150,7 +150,7 @@ class PagedDecodeSession:
 
     @property
     def kernel_ns(self) -> int:
-        """Of the last replay, the time inside kernels, each as its longest thread took it; 0: not measured."""
+        """Of the last replay, the time inside kernels, each as its longest thread took it; 0: unknown."""
         return self._executor.kernel_ns
 
     def is_valid_for(self, key: PlanKey) -> bool:
