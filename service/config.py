@@ -23,6 +23,7 @@ _WORKER_PREFIX = "PAGECAST_WORKER_"
 MAX_KV_BLOCKS = 1 << 24
 MAX_STEP_TOKENS = 65_536
 MAX_REPLAN_SESSIONS = 1 << 20
+MAX_THREADS = 256
 
 
 def prepare_process() -> None:
@@ -110,7 +111,7 @@ class ServeSettings(BaseSettings):
     kv_blocks: int | None = Field(default=None, ge=1, le=MAX_KV_BLOCKS)
     max_step_tokens: int | None = Field(default=None, ge=1, le=MAX_STEP_TOKENS)
     max_replan_sessions: int = Field(default=32, ge=0, le=MAX_REPLAN_SESSIONS)
-    threads: int | None = Field(default=None, ge=1, le=1024)
+    threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     start_timeout_s: float = Field(
         default=180.0, gt=0.0, le=86_400.0, validation_alias="PAGECAST_START_TIMEOUT"
     )

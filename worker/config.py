@@ -16,6 +16,8 @@ from worker.batch import DecodePlan
 _PREFIX = "PAGECAST_WORKER_"
 _PARENT_FLAG = "--parent-fd"
 _MAX_STEP_ROWS = 32
+# The native kernels' limit.
+_MAX_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def prepare_process() -> None:
 
 
 def _available_cpus() -> int:
-    return len(os.sched_getaffinity(0))
+    return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
 
 
 def _option(flag: str, name: str | None = None, **rest: Any) -> click.Option:
@@ -141,7 +143,7 @@ _command = click.Command(
             default=32,
             help="Open sessions whose plan is built anew for every step.",
         ),
-        _option("--threads", "num_threads", type=click.IntRange(1, 1024), default=_available_cpus),
+        _option("--threads", "num_threads", type=click.IntRange(1, _MAX_THREADS), default=_available_cpus),
         _option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"),
         _option(_PARENT_FLAG, type=click.IntRange(min=-1), default=-1, hidden=True),
         _option(

@@ -1,7 +1,7 @@
 """The engine thread: the one owner of scheduler, pool and model.
 
 Commands come in through an inbox and are answered through futures; what steps have to
-tell leaves as one StepReport per step. Nothing in here locks: one thread owns it all.
+tell leaves as one StepReport per turn of a step. Nothing in here locks: one thread owns it all.
 A round takes commands, ends what is overdue, then runs one step: schedule, and for each
 plan mode's rows in a turn of their own run, draw, commit, tell. PLAN_ONCE has the first
 turn, and its tokens are told before a REPLAN row starts: nobody waits for a plan that is

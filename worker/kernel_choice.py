@@ -61,7 +61,8 @@ def _what_native_lacks() -> str:
     try:
         import pagecast_native  # noqa: F401, PLC0415  an optional distribution, loaded where it is wanted
     except ImportError as error:
-        return f"native kernels need the package pagecast-native (pip install pagecast-native): {error}"
+        how = "in the repository: pip install ./worker/native"
+        return f"native kernels need the package pagecast-native ({how}): {error}"
     return ""
 
 

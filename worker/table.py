@@ -183,7 +183,8 @@ class SessionTable:
         if sum(record.session.plan is DecodePlan.REPLAN for record in self._records.values()) >= limit:
             raise Refused(
                 "QUOTA_EXCEEDED",
-                f"this worker takes {limit} open sessions in REPLAN, and has them",
+                f"the worker's limit of open sessions in REPLAN ({limit}, --max-replan-sessions) is reached: "
+                "close one, or switch it to PLAN_ONCE",
                 field="decode_plan",
                 metadata={"max_replan_sessions": str(limit)},
             )

@@ -20,7 +20,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from service.config import ServeSettings, worker_environment
+from service.config import MAX_THREADS, ServeSettings, worker_environment
 from service.errors import StartError
 from service.pool import Incarnation, supervisor
 
@@ -208,4 +208,4 @@ def worker_command(settings: ServeSettings) -> list[str]:
 
 def _threads_per_worker(num_workers: int) -> int:
     """Share the CPUs out: workers that each took all of them would wait for one another."""
-    return max(1, len(os.sched_getaffinity(0)) // num_workers)
+    return min(max(1, len(os.sched_getaffinity(0)) // num_workers), MAX_THREADS)

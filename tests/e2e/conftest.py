@@ -15,7 +15,9 @@ from tests.tiny_model import CHATML, write_tiny_gguf
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of random weights, whose greedy turns go on to their limit."""
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=1, ends=False)
+    return write_tiny_gguf(
+        tmp_path_factory.mktemp("model") / "tiny.gguf", seed=1, ends=False, max_context_tokens=CONTEXT
+    )
 
 
 @pytest.fixture(scope="session")

@@ -42,8 +42,8 @@ def long_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pair(long_path: Path, tmp_path: Path, sockets: Path) -> Iterator[RunningServer]:
-    """A server of two workers."""
-    flags = ["--model", str(long_path), "--workers", "2", "--threads", "1"]
+    """A server of two workers, whose turns take a while: on the slow kernels."""
+    flags = ["--model", str(long_path), "--workers", "2", "--threads", "1", "--kernels", "reference"]
     with running_server(tmp_path, *flags, TMPDIR=str(sockets)) as server:
         yield server
 

@@ -59,7 +59,7 @@ def test_environment_without_prefix_is_not_read(monkeypatch: pytest.MonkeyPatch)
         ("listen", "unix:/x"), ("worker_addresses", ("a",)), ("worker_addresses", ("a:0",)),
         ("worker_addresses", ("a:1", "a:1")), ("worker_addresses", ("unix:",)), ("kernels", "cuda"),
         ("decode_plan", "twice"), ("kv_blocks", 0), ("kv_blocks", 2**24 + 1),
-        ("max_step_tokens", 0), ("max_step_tokens", 65_537), ("threads", 0),
+        ("max_step_tokens", 0), ("max_step_tokens", 65_537), ("threads", 0), ("threads", 257),
         ("max_replan_sessions", -1), ("max_replan_sessions", 2**20 + 1), ("max_replan_sessions", "few"),
         ("worker_addresses", ("unix:\udcff",)), ("worker_addresses", ("a\udcff:1",)),
         ("start_timeout_s", 0.0), ("start_timeout_s", float("nan")), ("start_timeout_s", 86_401.0),

@@ -42,6 +42,7 @@ class Harness:
     Args:
         file: The model.
         num_blocks: Size of the pool.
+        max_context_tokens: Of the scheduler.
         max_step_rows: Rows of a step.
         clock_ns: The engine's clock; absent: one that a test moves.
         kernels: What computes.
@@ -54,6 +55,7 @@ class Harness:
         file: GgufFile,
         num_blocks: int = 64,
         *,
+        max_context_tokens: int = 512,
         max_step_rows: int = 8,
         clock_ns: Callable[[], int] | None = None,
         kernels: str = "native",
@@ -80,7 +82,7 @@ class Harness:
             block_size=BLOCK,
             max_step_tokens=24,
             max_step_rows=max_step_rows,
-            max_context_tokens=512,
+            max_context_tokens=max_context_tokens,
             plan=plan,
         )
         self.tokenizer = Tokenizer(file.tokenizer)

@@ -19,8 +19,10 @@ CONTEXT: Any = None  # no method under test uses it
 class Worker:
     """A service, and a reader of its steps."""
 
-    def __init__(self, file: GgufFile) -> None:
-        self.harness = Harness(file, clock_ns=time.monotonic_ns)
+    def __init__(self, file: GgufFile, num_blocks: int = 64, max_context_tokens: int = 512) -> None:
+        self.harness = Harness(
+            file, num_blocks, max_context_tokens=max_context_tokens, clock_ns=time.monotonic_ns
+        )
         self.logged: list[TokenDrawn] = []
         self.gone: list[int] = []
         assert file.tokenizer.chat_template is not None
@@ -30,7 +32,7 @@ class Worker:
             intake=Intake(self.harness.tokenizer, template),
             model=model_pb2.Model(name="tiny", vocab_size=272, max_context_tokens=1024),
             version="test",
-            num_kv_blocks=64,
+            num_kv_blocks=num_blocks,
             log_token=self.logged.append,
             log_gone=self.gone.append,
         )

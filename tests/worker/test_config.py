@@ -34,6 +34,7 @@ def test_rows_follow_a_small_token_budget() -> None:
         (["--max-replan-sessions", "-1"], "--max-replan-sessions"),
         (["--max-replan-sessions", "1048577"], "--max-replan-sessions"),
         (["--threads", "0"], "--threads"),
+        (["--threads", "257"], "--threads"),
         (["--memory-share", "0"], "--memory-share"),
         (["--memory-share", "nan"], "--memory-share"),
         (["--no-such-flag", "1"], "--no-such-flag"),

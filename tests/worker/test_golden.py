@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.worker.numerics import bits
-from tests.worker.plan.plan_cases import BOTH_KERNELS, needs_native
+from tests.worker.plan.plan_cases import BOTH_KERNELS
 from worker.batch import Batch, DecodePlan, Row
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
@@ -104,7 +104,6 @@ def test_the_runner_decodes_the_bits_of_one_long_step(smollm2, kernels):
         pending, position = (token,), position + len(pending)
 
 
-@needs_native
 def test_native_logits_are_those_of_the_references(smollm2):
     """Sums of float32 in another order: over 30 layers 1.3e-4 was measured, on logits of up to 38."""
     for case in CASES:
@@ -113,7 +112,6 @@ def test_native_logits_are_those_of_the_references(smollm2):
         assert torch.equal(native.argmax(-1), reference.argmax(-1))
 
 
-@needs_native
 def test_native_plan_parity(smollm2):
     """The gate on a real model: 1 to 8 rows, chunks of prefill beside decode, borders of blocks."""
     steps = ragged_steps(

@@ -3,18 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pagecast.v1 import generation_pb2, session_pb2
 from pagecast.worker.v1 import worker_pb2
+from tests.tiny_model import write_tiny_gguf
 from tests.worker.service_harness import CONTEXT, Worker
 from worker import owners as owners_module
 from worker.errors import Refused
-from worker.model.weights.gguf import GgufFile
+from worker.model.weights.gguf import read_gguf
 from worker.owners import OwnerGone, Owners
 
+NUM_BLOCKS = 2048
 GRACE_S = 0.2
 
 
@@ -83,8 +86,10 @@ async def test_an_owner_that_comes_back_in_time_keeps_its_sessions() -> None:
 
 
 @pytest.fixture
-async def worker(file: GgufFile) -> AsyncIterator[Worker]:
-    worker = Worker(file)
+async def worker(tmp_path: Path) -> AsyncIterator[Worker]:
+    """One whose turns can go on for longer than any test."""
+    path = write_tiny_gguf(tmp_path / "long.gguf", ends=False, max_context_tokens=16_384)
+    worker = Worker(read_gguf(path), num_blocks=NUM_BLOCKS, max_context_tokens=16_384)
     worker.start()
     yield worker
     await worker.stop()
@@ -103,7 +108,7 @@ async def state_of(worker: Worker, session_id: str) -> str:
 
 
 async def test_a_gateway_that_is_gone_leaves_no_turn_and_no_block(worker: Worker) -> None:
-    endless: dict[str, Any] = {"stopping": generation_pb2.StoppingCriteria(max_tokens=900)}
+    endless: dict[str, Any] = {"stopping": generation_pb2.StoppingCriteria(max_tokens=15_000)}
     readers = {owner: asyncio.create_task(read_for(worker, owner)) for owner in ("first", "second")}
     for session_id, owner_id in (("a", "first"), ("b", "second"), ("c", ""), ("idle", "first")):
         await worker.open(session_id=session_id, owner_id=owner_id)
@@ -127,7 +132,7 @@ async def test_a_gateway_that_is_gone_leaves_no_turn_and_no_block(worker: Worker
         answer = await worker.service.CloseSession(request, CONTEXT)
         assert answer.session.state == session_pb2.SESSION_STATE_CLOSED
     assert not worker.service._owners._owner_of
-    assert worker.harness.engine.num_free_blocks == 64
+    assert worker.harness.engine.num_free_blocks == NUM_BLOCKS
 
 
 async def test_a_session_has_its_owner_also_when_the_call_that_opens_it_is_cancelled(worker: Worker) -> None:
@@ -145,7 +150,7 @@ async def test_the_end_of_a_turn_tells_the_length_of_the_log(worker: Worker) -> 
     await worker.open()
     assert (await worker.turn())[-1].num_tokens == 7
     submitted = await worker.submit(
-        generation_id="cancelled", stopping=generation_pb2.StoppingCriteria(max_tokens=900)
+        generation_id="cancelled", stopping=generation_pb2.StoppingCriteria(max_tokens=15_000)
     )
     assert submitted.HasField("accepted")
     await worker.service.Cancel(worker_pb2.CancelRequest(session_id="a", generation_id="cancelled"), CONTEXT)

@@ -82,7 +82,7 @@ def test_auto_falls_back_to_the_reference_and_says_why(
     (fallback, ready), fingerprint = started(words, tmp_path)
     assert (fallback["event"], fallback["level"]) == ("kernels_fallback", "warning")
     assert fallback["kernels"] == "reference"
-    assert {"package": "pip install pagecast-native", "size": "head_size=8"}[lacks] in fallback["reason"]
+    assert {"package": "pip install ./worker/native", "size": "head_size=8"}[lacks] in fallback["reason"]
     assert (ready["kernels"], ready["kernel_set"]) == ("reference", "")
     capability = torch.backends.cpu.get_cpu_capability().lower()
     numerics = f"cpu/{capability}/reference/{version('pagecast')}/torch-{torch.__version__}/weights-float32/"
@@ -91,7 +91,7 @@ def test_auto_falls_back_to_the_reference_and_says_why(
 
 @pytest.mark.parametrize(
     ("lacks", "status", "told"),
-    [("package", 6, "pip install pagecast-native"), ("size", 5, "head_size=8")],
+    [("package", 6, "pip install ./worker/native"), ("size", 5, "head_size=8")],
 )
 def test_native_that_cannot_be_had_ends_the_start(
     lacks: str, status: int, told: str, tiny: Path, narrow: Path, tmp_path: Path

@@ -44,6 +44,7 @@ class NativeExecutor:
 
     Raises:
         ValueError: An operand does not suit its operator; the message names the argument.
+        KernelsUnsuitable: There is no native kernel for an operator.
     """
 
     def __init__(
@@ -100,7 +101,10 @@ class NativeExecutor:
             self._operand(operand, is_packed=place == packed)
             for place, operand in enumerate((*launch.arguments, *launch.outputs))
         ]
-        getattr(self._native, launch.operator)(*arguments)
+        add = getattr(self._native, launch.operator, None)
+        if add is None:
+            raise KernelsUnsuitable(f"native kernels have no operator {launch.operator}")
+        add(*arguments)
 
     def _operand(self, operand: object, *, is_packed: bool) -> Any:
         match operand:

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -18,10 +16,7 @@ from worker.plan.buffers import StepBuffers
 from worker.plan.graph import StepInputs
 from worker.plan.program import Capacity, Extent, live_length
 
-needs_native = pytest.mark.skipif(
-    find_spec("pagecast_native") is None, reason="the distribution `pagecast-native` is not installed"
-)
-BOTH_KERNELS = [pytest.param("reference"), pytest.param("native", marks=needs_native)]
+BOTH_KERNELS = ["reference", "native"]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.worker.numerics import bits
-from tests.worker.plan.plan_cases import SHAPES, eager_logits, model_of, needs_native, pool_of, row_of
+from tests.worker.plan.plan_cases import SHAPES, eager_logits, model_of, pool_of, row_of
 from worker.batch import Batch, Row
+from worker.config import WorkerConfig
 from worker.model.llama import LlamaModel
 from worker.plan.buffers import StepBuffers
 from worker.plan.executor import KernelsUnsuitable, kernels_named
@@ -17,7 +18,6 @@ from worker.plan.passes import PASSES, optimise
 from worker.plan.program import Capacity
 from worker.runner import Runner
 
-pytestmark = needs_native
 CAPACITY = Capacity(num_tokens=96, num_rows=4, max_blocks=8)
 STEPS: list[list[Row]] = [
     [row_of("a", 20, 0, (3, 5))],
@@ -150,6 +150,23 @@ def test_sizes_that_do_not_suit_are_told(tmp_path, changes, block_size, message)
             max_step_tokens=8,
             max_step_rows=1,
         )
+
+
+def test_an_operator_without_a_native_kernel_is_told(tiny_llama):
+    step = trace(tiny_llama, pool_of(tiny_llama))
+    program = lower(step, CAPACITY)
+    (first, *others) = program.launches
+    strange = replace(program, launches=(replace(first, operator="scale_by"), *others))
+    kernels = kernels_named("native")
+    inputs = StepBuffers(CAPACITY, block_size=16).inputs
+    with pytest.raises(KernelsUnsuitable, match="no operator scale_by"):
+        kernels.executor(strange, inputs, tiny_llama.store, pool_of(tiny_llama))
+
+
+def test_flags_take_as_many_threads_as_a_team_has():
+    kernels_named("native", num_threads=WorkerConfig.load(["--listen", "x", "--threads", "256"]).num_threads)
+    with pytest.raises(ValueError, match="257, must be 1 to 256"):
+        kernels_named("native", num_threads=257)
 
 
 def test_sizes_that_suit_are_fine(model, sizes):
