@@ -34,6 +34,8 @@ $(READY): pyproject.toml constraints.txt protos/build_stubs.py $(PROTOS)
 	@touch $@
 
 $(NATIVE): $(READY) $(NATIVE_SOURCES)
+	@$(BIN)/python -c 'import os, sys, sysconfig as s; p = s.get_path("include"); \
+	  sys.exit(0 if os.path.isfile(p + "/Python.h") else "Python.h is missing in %s: install python3-dev" % p)'
 	@echo "building pagecast-native: the CPU kernels take about a minute"
 	$(PIP) install --force-reinstall --no-deps ./worker/native
 	@touch $@

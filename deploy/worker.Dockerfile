@@ -6,7 +6,8 @@ FROM ${WHEELS_IMAGE} AS wheels
 
 # The native kernels are built apart, so that the worker's image holds no compiler.
 FROM ${PYTHON_IMAGE} AS native
-RUN command -v c++ || (apt-get update -qq && apt-get install -y -qq --no-install-recommends g++)
+RUN command -v c++ && test -f "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || \
+    (apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ python3-dev)
 COPY worker/native /native
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /built /native
 
