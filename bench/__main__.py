@@ -1,14 +1,16 @@
-"""`python -m bench …`: what can be measured."""
+"""`pagecast bench …`, also `python -m bench …`: what can be measured."""
 
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from worker.config import prepare_process
+from worker.plan.command_line import PictureFailed, PictureFile, require_packages
 
 if TYPE_CHECKING:
     from bench.loading import Bench
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 # What measures is imported where it is wanted: torch reads the environment when it is imported, and --help
 # must not wait for it.
+
+# The native kernels' limit, as of a worker.
+_MAX_THREADS = 256
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,16 +35,16 @@ def _setting(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--model", default="smollm2-135m", show_default=True, help="Model spec."),
         click.option(
             "--kernels",
-            type=click.Choice(["auto", "native", "reference", "triton"]),
+            type=click.Choice(["auto", "native", "reference", "triton"], case_sensitive=False),
             default="auto",
             show_default=True,
             help="auto: native where it is installed and suits the model, else reference.",
         ),
         click.option(
             "--threads",
-            type=click.IntRange(min=1),
-            default=lambda: len(os.sched_getaffinity(0)),
-            help="For kernels. [default: the CPUs]",
+            type=click.IntRange(1, _MAX_THREADS),
+            default=lambda: min(len(os.sched_getaffinity(0)), _MAX_THREADS),
+            help="For kernels.  [default: the CPUs]",
         ),
     )
     for option in reversed(add):
@@ -53,6 +58,7 @@ _CHECK = click.option("--check", is_flag=True, help="Say of each promise whether
 
 def _load(model: str, kernels: "Wanted", threads: int) -> "Bench":
     """The model on these kernels; ends the process where there are none."""
+    require_packages()
     if kernels == "triton":
         from worker.kernels.triton import prepare_triton  # noqa: PLC0415
 
@@ -105,7 +111,7 @@ def steps(repeats: int, **setting: Any) -> None:
 )
 @_CHECK
 @_JSON
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a PNG.")
+@click.option("--plot", type=PictureFile(".png"), metavar="FILE.png", help="Draw what every token took.")
 def plan(
     *,
     prompt_tokens: int,
@@ -117,15 +123,16 @@ def plan(
     **setting: Any,
 ) -> None:
     """Run PLAN_ONCE and REPLAN side by side, and prove them equal."""
+    if plot is not None and find_spec("matplotlib") is None:
+        _fail(PictureFailed("--plot needs matplotlib: in the repository run `pip install '.[bench]'`"))
     bench = _load(**setting)
-    from bench.plan_picture import NoMatplotlib  # noqa: PLC0415
     from bench.plan_report import Wish, report  # noqa: PLC0415
     from worker.plan.gate import GateFailed  # noqa: PLC0415
 
     wish = Wish(prompt_tokens, tokens, sessions, check=check, as_json=as_json, plot=plot)
     try:
         sys.exit(0 if report(bench, wish) else 1)
-    except (ValueError, ArithmeticError, GateFailed, NoMatplotlib, OSError) as error:
+    except (ValueError, ArithmeticError, GateFailed, PictureFailed) as error:
         _fail(error)
 
 

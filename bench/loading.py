@@ -17,6 +17,11 @@ MAX_STEP_TOKENS = 64
 MAX_STEP_ROWS = 32
 
 
+def counted(number: int, what: str) -> str:
+    """`1 session`, `2 sessions`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """What is measured, and on what.
@@ -54,7 +59,7 @@ class Bench:
     def title(self) -> str:
         """The setting in one line."""
         kernels = f"{self.kernels.name} {self.kernels.kernel_set}".strip()
-        return f"{self.name}, float32, {kernels} kernels, {self.num_threads} threads"
+        return f"{self.name}, float32, {kernels} kernels, {counted(self.num_threads, 'thread')}"
 
     @property
     def capacity(self) -> Capacity:

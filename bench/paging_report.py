@@ -11,6 +11,8 @@ from rich.table import Table
 
 from bench.loading import Bench
 from bench.paging import LIMIT, Pair, measure
+from bench.plan import Check
+from bench.plan_report import print_checks
 
 
 def report(bench: Bench, contexts: Sequence[int], repeats: int, *, check: bool, as_json: bool) -> bool:
@@ -20,7 +22,7 @@ def report(bench: Bench, contexts: Sequence[int], repeats: int, *, check: bool, 
         ValueError: As `measure`.
     """
     pairs = measure(bench, contexts, repeats)
-    kept = [pair.step_ratio <= LIMIT for pair in pairs]
+    checks = [Check(pair.step_ratio <= LIMIT, _text(pair), is_speed=True) for pair in pairs if check]
     if as_json:
         runs = [
             asdict(pair) | {"step_ratio": pair.step_ratio, "attention_ratio": pair.attention_ratio}
@@ -29,17 +31,14 @@ def report(bench: Bench, contexts: Sequence[int], repeats: int, *, check: bool, 
         found = {"model": bench.name, "kernel_set": bench.kernels.kernel_set, "threads": bench.num_threads}
         found |= {"repeats": repeats, "runs": runs}
         if check:
-            found["checks"] = [
-                {"passed": passed, "text": _text(pair)} for passed, pair in zip(kept, pairs, strict=True)
-            ]
+            found["checks"] = [{"passed": each.passed, "text": each.text} for each in checks]
         sys.stdout.buffer.write(orjson.dumps(found, option=orjson.OPT_INDENT_2) + b"\n")
         sys.stdout.buffer.flush()
     else:
         console = Console(highlight=False)
         _print(console, bench, pairs)
-        for passed, pair in zip(kept, pairs, strict=True) if check else ():
-            console.print(f"{'[green]PASS[/]' if passed else '[red]FAIL[/]'} {_text(pair)}", soft_wrap=True)
-    return all(kept) or not check
+        print_checks(console, checks)
+    return all(each.passed for each in checks)
 
 
 def _text(pair: Pair) -> str:
@@ -62,3 +61,7 @@ def _print(console: Console, bench: Bench, pairs: Sequence[Pair]) -> None:
             f"{pair.attention_ratio:.3f}",
         )
     console.print(table)
+    console.print(
+        f"Promised is the whole step's ratio, at most {LIMIT}; attention alone is shown beside it.",
+        soft_wrap=True,
+    )

@@ -1,33 +1,20 @@
 """The picture of `python -m bench plan --plot`: what each token took in both modes."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
+from bench.loading import counted
 from bench.plan import Comparison
 from worker.batch import DecodePlan
-
-
-class NoMatplotlib(Exception):
-    """The picture needs a library that is not there."""
-
-
-def require_matplotlib() -> None:
-    """Raises NoMatplotlib where it is missing: before anything is measured for a picture."""
-    if find_spec("matplotlib") is None:
-        raise NoMatplotlib(
-            "--plot needs matplotlib: install the extra `bench`, pip install 'pagecast[bench]'"
-        )
+from worker.plan.command_line import PictureFailed
 
 
 def draw(path: Path, comparisons: Sequence[Comparison], title: str) -> None:
     """Write a PNG: for each number of sessions and mode, every token's time with the plan's part on top.
 
     Raises:
-        NoMatplotlib: It is not installed.
-        OSError: The file can't be written.
+        PictureFailed: The file can't be written.
     """
-    require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  an extra's
     from matplotlib.figure import Figure  # noqa: PLC0415  so too
 
@@ -42,10 +29,9 @@ def draw(path: Path, comparisons: Sequence[Comparison], title: str) -> None:
             tokens = range(1, len(arm.total_ms) + 1)
             axes.bar(tokens, running, width=1.0, color="#4477aa", label="run")
             axes.bar(tokens, arm.plan_ms, width=1.0, bottom=running, color="#ee7733", label="plan and bind")
-            plural = "s" if comparison.num_sessions > 1 else ""
             axes.set_title(
-                f"{plan.name}, {comparison.num_sessions} session{plural}: median {arm.ms_per_token:.1f} ms, "
-                f"of it plan {arm.plan_ms_per_token:.2f}",
+                f"{plan.name}, {counted(comparison.num_sessions, 'session')}: "
+                f"median {arm.ms_per_token:.1f} ms, of it plan {arm.plan_ms_per_token:.2f}",
                 fontsize="small",
             )
             axes.spines[["top", "right"]].set_visible(False)
@@ -53,4 +39,7 @@ def draw(path: Path, comparisons: Sequence[Comparison], title: str) -> None:
     for axes in grid[-1]:
         axes.set_xlabel("token")
     grid[0][0].legend(frameon=False, fontsize="small")
-    figure.savefig(path, format="png", dpi=140)
+    try:
+        figure.savefig(path, format="png", dpi=140)
+    except OSError as error:
+        raise PictureFailed(f"{path}: {error.strerror}") from error

@@ -11,9 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.loading import Bench
+from bench.loading import Bench, counted
 from bench.plan import ROUND, ArmFigures, Check, Comparison, compare, promises, run_gate
-from bench.plan_picture import draw, require_matplotlib
+from bench.plan_picture import draw
 from worker.batch import DecodePlan
 from worker.plan.decode_session import step_program
 from worker.plan.gate import GateReport
@@ -61,11 +61,8 @@ def report(bench: Bench, wish: Wish) -> bool:
     Raises:
         ValueError: A number does not fit the model.
         GateFailed: The modes differ, or one did not do what it promises.
-        NoMatplotlib: A picture is wished for and can't be drawn.
-        OSError: It can't be written.
+        PictureFailed: The picture can't be written; all else has been said.
     """
-    if wish.plot is not None:
-        require_matplotlib()
     checks = [Check(passed=True, text=_gate_text(run_gate(bench)))] if wish.check else []
     found = [
         compare(bench, number, prompt_tokens=wish.prompt_tokens, tokens=wish.tokens)
@@ -74,9 +71,7 @@ def report(bench: Bench, wish: Wish) -> bool:
     for comparison in found if wish.check else ():
         checks += promises(comparison)
     unshared_bytes = step_program(bench.llama, bench.pool(1), bench.capacity).unshared_bytes
-    title = f"{bench.title}, {wish.prompt_tokens} + {wish.tokens} tokens"
-    if wish.plot is not None:
-        draw(wish.plot, found, title)
+    title = f"{bench.title}, {wish.prompt_tokens} prompt + {wish.tokens} drawn tokens"
     if wish.as_json:
         sys.stdout.buffer.write(
             as_json(_setting(bench, wish), found, unshared_bytes, checks if wish.check else None)
@@ -92,6 +87,8 @@ def report(bench: Bench, wish: Wish) -> bool:
             soft_wrap=True,
         )
         print_checks(console, checks)
+    if wish.plot is not None:
+        draw(wish.plot, found, title)
     agreed = all(each.tokens_equal and each.max_logit_difference == 0.0 for each in found)
     return agreed and all(check.passed for check in checks)
 
@@ -123,9 +120,8 @@ def print_table(console: Console, comparison: Comparison, unshared_bytes: int) -
         comparison: Both modes.
         unshared_bytes: What the arena's results would take without sharing memory.
     """
-    plural = "s" if comparison.num_sessions > 1 else ""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column(f"{comparison.num_sessions} session{plural}, a token each per step")
+    table.add_column(f"{counted(comparison.num_sessions, 'session')}, a token each per step")
     for plan in comparison.arms:
         table.add_column(plan.name, justify="right", no_wrap=True)
     for name, cell in _ROWS.items():
@@ -142,10 +138,15 @@ def print_table(console: Console, comparison: Comparison, unshared_bytes: int) -
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:
-    """Write one line for each promise."""
+    """Write one line for each promise, and what figures of speed want where one of them was not kept."""
     for check in checks:
         mark = "[green]PASS[/]" if check.passed else "[red]FAIL[/]"
         console.print(f"{mark} {check.text}", soft_wrap=True)
+    if any(check.is_speed and not check.passed for check in checks):
+        console.print(
+            "Figures of speed want an idle machine: look for other work on it, then run this again.",
+            soft_wrap=True,
+        )
 
 
 def as_json(

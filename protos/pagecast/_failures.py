@@ -50,6 +50,7 @@ _BY_REASON: Mapping[str, type[errors.PagecastError]] = {
     "KV_EXHAUSTED": errors.KvExhausted,
     "QUEUE_FULL": errors.QueueFull,
     "QUEUE_TIMEOUT": errors.QueueTimeout,
+    "QUOTA_EXCEEDED": errors.QuotaExceeded,
     "DRAINING": errors.Draining,
     "NO_WORKER": errors.NoWorker,
     "NUMERIC_FAILURE": errors.NumericFailure,

@@ -21,6 +21,7 @@
     |   +-- KvExhausted
     |   +-- QueueFull
     |   +-- QueueTimeout
+    |   +-- QuotaExceeded
     +-- Unavailable                no server answers, or it cannot serve now
     |   +-- Draining
     |   +-- NoWorker
@@ -155,6 +156,13 @@ class QueueFull(ResourceExhausted):
 
 class QueueTimeout(ResourceExhausted):
     """The turn's `queue_timeout_s` passed before its first step."""
+
+
+class QuotaExceeded(ResourceExhausted):
+    """As many sessions as may have what was asked for; `metadata` names the limit.
+
+    A worker takes so many sessions in REPLAN. Nothing was opened or changed.
+    """
 
 
 class Unavailable(PagecastError):

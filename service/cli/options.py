@@ -74,6 +74,36 @@ def _finite(text: str) -> float:
     return number
 
 
+class _Label(click.ParamType[tuple[str, str]]):
+    """KEY=VALUE; the value may be empty and may hold `=`."""
+
+    name = "key=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        key, separator, text = str(value).partition("=")
+        if not (key and separator):
+            self.fail(f"{value!r} has no {'key before =' if separator else '='}.", param, ctx)
+        for part in (key, text):
+            if bad_character(part) is not None:
+                self.fail("is not UTF-8.", param, ctx)
+            if len(part.encode()) > limits.MAX_LABEL_BYTES:
+                self.fail(f"a key or value is over {limits.MAX_LABEL_BYTES} bytes.", param, ctx)
+        return key, text
+
+
+def _labels(
+    context: click.Context, parameter: click.Parameter, value: tuple[tuple[str, str], ...]
+) -> dict[str, str]:
+    _at_most(limits.MAX_LABELS)(context, parameter, value)
+    keys = [key for key, _ in value]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise click.BadParameter(f"{key!r} is given twice.", context, parameter)
+    return dict(value)
+
+
 def number(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """Refuses nan, which no range of click's does."""
     if value is not None and math.isnan(value):
@@ -146,6 +176,8 @@ def _whole(flag: str, low: int, high: int, text: str) -> Decorator:
 
 
 TARGET = option("--target", metavar="HOST:PORT", help=f"The server; {DEFAULT_ADDRESS} unless set.")
+LABEL = click.option("--label", "labels", type=_Label(), multiple=True, callback=_labels, metavar="KEY=VALUE",
+                     help="Add this label, or replace the one of its key; repeatable.")  # fmt: skip
 MODEL = option(
     "--model",
     metavar="NAME",

@@ -4,10 +4,11 @@ import sys
 
 import click
 
-from service.cli.options import JSON, TARGET, has_text
+from service.cli.options import JSON, LABEL, PLAN_CHOICE, TARGET, has_text
 from service.cli.running import client_of, output, tell_error
 from service.commands.models import models as list_models
-from service.commands.sessions import close_sessions, get_session, list_sessions
+from service.commands.replies import PLANS
+from service.commands.sessions import close_sessions, get_session, list_sessions, update_session
 
 
 @click.command()
@@ -22,7 +23,7 @@ def models(target: str | None, *, as_json: bool) -> None:
 
 @click.group()
 def sessions() -> None:
-    """List, look at and close sessions."""
+    """List, look at, change and close sessions."""
 
 
 @sessions.command("list")
@@ -45,6 +46,39 @@ def get(target: str | None, session_id: str, *, as_json: bool) -> None:
     out = output(as_json=as_json)
     with client_of(target) as client:
         get_session(client, session_id, out, as_json=as_json)
+
+
+# No variables: PAGECAST_PLAN is about what is opened, and must not switch a session that is named for
+# something else.
+@sessions.command()
+@click.argument("session_id", metavar="ID", callback=has_text)
+@TARGET
+@JSON
+@click.option("--plan", type=PLAN_CHOICE, metavar="[once|replan]", help="Plan mode, from the next step on.")
+@click.option(
+    "--priority",
+    type=click.IntRange(-(2**31), 2**31 - 1),
+    metavar="N",
+    help="Of turns that name none; higher runs first.",
+)
+@LABEL
+def update(
+    target: str | None,
+    session_id: str,
+    plan: str | None,
+    priority: int | None,
+    labels: dict[str, str],
+    *,
+    as_json: bool,
+) -> None:
+    """Change what is given of a session, also while it replies, and show the session."""
+    if plan is None and priority is None and not labels:
+        raise click.UsageError("Nothing to change: give --plan, --priority or --label.")
+    out = output(as_json=as_json)
+    with client_of(target) as client:
+        update_session(
+            client, session_id, out, PLANS[plan] if plan else None, priority, labels, as_json=as_json
+        )
 
 
 @sessions.command()

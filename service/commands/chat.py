@@ -17,7 +17,7 @@ PROMPT = "> "
 # A worker that is restarted loads its model first.
 REOPEN_TIMEOUT_S = 60.0
 HELP = """\
-/plan once|replan   how the decode step gets its plan, from the next token on; alone: how it does now
+/plan once|replan   how the decode step gets its plan, from the next step on; alone: how it does now
 /info               the session's numbers
 /new                a new session, with an empty history
 /help               this

@@ -1,4 +1,4 @@
-"""Sessions that are open on a server: listed, looked at, closed."""
+"""Sessions that are open on a server: listed, looked at, changed, closed."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,6 +43,35 @@ def list_sessions(client: pagecast.Client, out: Output, limit: int | None, *, as
 def get_session(client: pagecast.Client, session_id: str, out: Output, *, as_json: bool) -> None:
     """Write one session to `out`: a line per field, or one line of JSON. Raises as `list_sessions`."""
     session = client.session(session_id).get()
+    out.write(json_line(record(session)) if as_json else details(session))
+
+
+def update_session(
+    client: pagecast.Client,
+    session_id: str,
+    out: Output,
+    plan: pagecast.PagedDecodePlan | None,
+    priority: int | None,
+    labels: Mapping[str, str],
+    *,
+    as_json: bool,
+) -> None:
+    """Change one session and write it as it is then; the form as of `get_session`.
+
+    Args:
+        client: Whose session.
+        session_id: Which.
+        out: Where to.
+        plan: None: stays.
+        priority: None: stays.
+        labels: Added, or in place of those of the same keys; the others stay.
+        as_json: One line of JSON.
+
+    Raises:
+        OutputError: `out` cannot be written to.
+        pagecast.PagecastError: The session stays as it was.
+    """
+    session = client.session(session_id).update(plan=plan, priority=priority, labels=labels or None)
     out.write(json_line(record(session)) if as_json else details(session))
 
 

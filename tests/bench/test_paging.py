@@ -43,9 +43,15 @@ def test_the_table_says_the_same(bench: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert result.exit_code == 0, result.output
     assert "1.1 / 1.0" in result.stdout
     assert "FAIL" not in result.stdout
+    assert "idle machine" not in result.stdout
+    assert (
+        "Promised is the whole step's ratio, at most 1.05; attention alone is shown beside it."
+        in result.stdout
+    )
     result = bench("paging", "--context", "20", "--repeats", "1", "--check", kernels="native")
     assert result.exit_code == 1
     assert "FAIL 20 tokens, paged / dense: step 1.060, at most 1.05" in result.stdout
+    assert result.stdout.count("idle machine") == 1
 
 
 def test_other_bits_are_no_figures(bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:

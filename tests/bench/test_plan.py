@@ -1,6 +1,7 @@
 """`bench plan` on a tiny model: what it says, and that modes which differ fail it. Speed is not judged."""
 
 import builtins
+import io
 import json
 import struct
 from dataclasses import replace
@@ -9,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from bench import plan_picture
 from bench.loading import Bench
-from bench.plan import MAX_HOST_BYTES, compare, promises
+from bench.plan import MAX_HOST_BYTES, Check, compare, promises
+from bench.plan_report import print_checks
 from tests.bench.conftest import Run
 from worker.batch import Batch, DecodePlan
 from worker.plan.gate import GateFailed
@@ -159,6 +161,10 @@ def test_a_picture_is_drawn(bench: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "plan.png"
     result = bench("plan", "--tokens", "3", "--prompt-tokens", "3", "--plot", str(path))
+    assert result.stdout.startswith(
+        f"{result.stdout.partition(',')[0]}, float32, reference kernels, 1 thread, "
+    )
+    assert ", 3 prompt + 3 drawn tokens" in result.stdout.splitlines()[0]
     assert result.exit_code == 0, result.output
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
@@ -169,11 +175,57 @@ def test_a_picture_is_drawn(bench: Run, tmp_path: Path) -> None:
 def test_without_matplotlib_it_is_told_before_anything_runs(
     bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_picture, "find_spec", lambda _: None)
-    monkeypatch.setattr(Runner, "run", builtins.exit)
+    monkeypatch.setattr("bench.__main__.find_spec", lambda _: None)
+    monkeypatch.setattr(Bench, "load", builtins.exit)
     result = bench("plan", "--plot", str(tmp_path / "plan.png"))
     assert (result.exit_code, result.stdout) == (1, "")
-    assert (
-        result.stderr
-        == "error: --plot needs matplotlib: install the extra `bench`, pip install 'pagecast[bench]'\n"
-    )
+    assert result.stderr == "error: --plot needs matplotlib: in the repository run `pip install '.[bench]'`\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("plan.svg", "plan.svg does not end in .png."), ("nowhere/a.png", "there is no folder")],
+)
+def test_a_file_that_no_picture_can_go_to_is_refused_before_anything_is_loaded(
+    bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    monkeypatch.setattr(Bench, "load", builtins.exit)
+    result = bench("plan", "--plot", str(tmp_path / name))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in result.stderr
+
+
+def test_a_picture_that_fails_loses_no_figures(bench: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plan.PNG"
+    path.symlink_to(tmp_path / "nowhere" / "plan.png")
+    result = bench("plan", "--tokens", "2", "--sessions", "1", "--json", "--plot", str(path))
+    assert result.exit_code == 1
+    assert [run["sessions"] for run in json.loads(result.stdout)["runs"]] == [1]
+    assert result.stderr == f"error: {path}: No such file or directory\n"
+
+
+def test_only_speed_asks_for_an_idle_machine() -> None:
+    def told(*checks: Check) -> list[str]:
+        console = Console(record=True, width=200, file=io.StringIO())
+        print_checks(console, checks)
+        return console.export_text().splitlines()
+
+    slow = Check(passed=False, text="slow", is_speed=True)
+    lines = told(slow, Check(passed=True, text="kept", is_speed=True), replace(slow, text="slower"))
+    assert lines[:3] == ["FAIL slow", "PASS kept", "FAIL slower"]
+    assert len(lines) == 4
+    assert "idle machine" in lines[3]
+    assert told(Check(passed=False, text="other"), replace(slow, passed=True)) == ["FAIL other", "PASS slow"]
+
+
+def test_kernels_in_any_case(bench: Run) -> None:
+    result = bench("plan", "--tokens", "2", "--sessions", "1", "--json", kernels="REFERENCE")
+    assert json.loads(result.stdout)["kernels"] == "reference"
+
+
+@pytest.mark.parametrize("threads", ["0", "257"])
+def test_threads_are_within_the_limits_of_kernels(bench: Run, threads: str) -> None:
+    result = bench("steps", "--threads", threads)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "1<=x<=256" in result.stderr

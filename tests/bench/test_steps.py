@@ -12,7 +12,7 @@ def test_every_step_has_a_line(bench: Run, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(steps, "read_bandwidth", partial(steps.read_bandwidth, 1 << 20))
     result = bench("steps", "--repeats", "1")
     assert result.exit_code == 0, result.output
-    assert "reference kernels, 1 threads" in " ".join(result.stdout.split())
+    assert "reference kernels, 1 thread" in " ".join(result.stdout.split())
     for name in ("decode, 1 row", "decode, 8 rows", "prefill, 64 tokens, beside 7", "replan, 1 row"):
         assert any(line.strip().startswith(name) or f" {name}" in line for line in result.stdout.splitlines())
     assert " GB/s" in result.stdout.splitlines()[-1]

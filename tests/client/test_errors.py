@@ -31,7 +31,7 @@ STATUS = grpc.StatusCode
         (STATUS.RESOURCE_EXHAUSTED, "KV_EXHAUSTED", pagecast.KvExhausted),
         (STATUS.RESOURCE_EXHAUSTED, "QUEUE_FULL", pagecast.QueueFull),
         (STATUS.RESOURCE_EXHAUSTED, "QUEUE_TIMEOUT", pagecast.QueueTimeout),
-        (STATUS.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", pagecast.ResourceExhausted),
+        (STATUS.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", pagecast.QuotaExceeded),
         (STATUS.UNAVAILABLE, "NO_WORKER", pagecast.NoWorker),
         (STATUS.UNAVAILABLE, "WORKER_LOST", pagecast.WorkerLost),
         (STATUS.UNAVAILABLE, "DRAINING", pagecast.Draining),

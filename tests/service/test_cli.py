@@ -96,7 +96,8 @@ def test_timeout_is_the_deadline(fake: FakeServer) -> None:
 @pytest.mark.parametrize(
     "command",
     [["generate", "hello"], ["models"], ["chat"], ["sessions", "list"], ["sessions", "get", "ses_0"],
-     ["sessions", "close", "a", "b"], ["tokenize", "a"], ["detokenize", "1"]],
+     ["sessions", "close", "a", "b"], ["sessions", "update", "a", "--plan", "once"], ["tokenize", "a"],
+     ["detokenize", "1"]],
 )  # fmt: skip
 def test_no_server_says_how_to_start_one(command: list[str]) -> None:
     result = run(*command, "--target", "127.0.0.1:1")

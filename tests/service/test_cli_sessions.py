@@ -124,6 +124,63 @@ def test_get_tells_what_steps_took(fake: FakeServer) -> None:
     assert lines()["last step"] == "16 launches, 52 bytes between host and program, arena of 4096 bytes"
 
 
+def test_update_changes_what_is_given_and_shows_the_session(fake: FakeServer) -> None:
+    open_sessions(fake, {"who": "me", "a": "b"})
+    result = run(
+        fake, "sessions", "update", "ses_0", "--plan", "REPLAN", "--label", "who=you", "--label", "k=x="
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    request = fake.last(session_pb2.UpdateSessionRequest)
+    assert (request.session_id, request.decode_plan) == ("ses_0", session_pb2.PAGED_DECODE_PLAN_REPLAN)
+    assert dict(request.labels) == {"who": "you", "k": "x="}
+    assert not request.HasField("priority")
+    lines = dict(line.split(":", 1) for line in result.stdout.splitlines())
+    assert (lines["plan"].strip(), lines["labels"].strip()) == ("replan", 'a=b k="x=" who=you')
+    result = run(fake, "sessions", "update", "ses_0", "--plan", "once", "--priority", "-2", "--json")
+    record = json.loads(result.stdout)
+    assert (record["decode_plan"], record["priority"]) == ("PLAN_ONCE", -2)
+
+
+def test_update_takes_no_plan_from_the_environment(fake: FakeServer) -> None:
+    open_sessions(fake, {})
+    env = {"PAGECAST_TARGET": fake.target, "PAGECAST_PLAN": "replan", "PAGECAST_PRIORITY": "3"}
+    for flags, code in ((["--label", "a=b"], 0), ([], 2)):
+        assert CliRunner().invoke(main, ["sessions", "update", "ses_0", *flags], env=env).exit_code == code
+    request = fake.last(session_pb2.UpdateSessionRequest)
+    assert request == session_pb2.UpdateSessionRequest(session_id="ses_0", labels={"a": "b"})
+
+
+def test_update_that_is_refused_is_one_line(fake: FakeServer) -> None:
+    open_sessions(fake, {})
+    full = "the worker's limit of open sessions in REPLAN (1, --max-replan-sessions) is reached"
+    fake.refusals["UpdateSession"] = Refusal(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", full, "decode_plan"
+    )
+    result = run(fake, "sessions", "update", "ses_0", "--plan", "replan")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"error: QUOTA_EXCEEDED: {full} (field decode_plan)\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([], "Nothing to change: give --plan, --priority or --label."),
+        (["--plan", "twice"], "--plan"),
+        (["--priority", "2147483648"], "--priority"),
+        (["--label", "a"], "'a' has no =."),
+        (["--label", "=b"], "'=b' has no key before =."),
+        (["--label", "a=\udcff"], "is not UTF-8."),
+        (["--label", f"a={'é' * 129}"], "a key or value is over 256 bytes."),
+        (["--label", "a=b", "--label", "a=c"], "'a' is given twice."),
+        ([word for at in range(65) for word in ("--label", f"{at}=")], "is given 65 times; at most 64."),
+    ],
+)
+def test_wrong_flags_of_update(fake: FakeServer, flags: list[str], told: str) -> None:
+    result = run(fake, "sessions", "update", "ses_0", *flags)
+    assert (result.exit_code, result.stdout, fake.requests) == (2, "", [])
+    assert told in result.stderr
+
+
 def test_get_of_none_fails(fake: FakeServer) -> None:
     result = run(fake, "sessions", "get", "ses_9")
     assert (result.exit_code, result.stdout) == (1, "")

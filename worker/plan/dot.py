@@ -1,9 +1,11 @@
 """A step's outline as a picture: DOT text, and what Graphviz makes of it. Knows no graph of torch."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from worker.plan.command_line import PictureFailed
 from worker.plan.outline import Call, Section
 
 _COLORS = {
@@ -15,10 +17,7 @@ _COLORS = {
     "rope": "#fff2cc",
 }
 _OTHER_COLOR = "#eeeeee"
-
-
-class DotFailed(Exception):
-    """No picture could be made; the message says why."""
+DOT = ".dot"
 
 
 def dot_of(sections: Sequence[Section], calls: Sequence[Call]) -> str:
@@ -83,28 +82,30 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
+def require_graphviz(path: Path) -> None:
+    """Raises PictureFailed where Graphviz would have to draw the file, and is not installed."""
+    if path.suffix.lower() != DOT and shutil.which("dot") is None:
+        raise PictureFailed(
+            f"{path.name} is drawn by Graphviz, whose command dot is not installed; a .dot file needs none"
+        )
+
+
 def write(path: Path, text: str) -> None:
-    """Write DOT text to a `.dot` file, or what Graphviz draws of it to an `.svg` or `.png` file.
+    """Write DOT text to a `.dot` file, or what Graphviz draws of it to a `.svg` or `.png` file.
 
     Raises:
-        DotFailed: The ending is another, Graphviz is not installed or fails, or the file can't be written.
+        PictureFailed: Graphviz fails, or the file can't be written.
     """
-    kind = path.suffix.removeprefix(".")
-    if kind not in ("dot", "svg", "png"):
-        raise DotFailed(f"{path.name} ends in none of .dot, .svg and .png")
+    kind = path.suffix.lower()
     try:
-        if kind == "dot":
-            path.write_text(text)
-            return
-        done = subprocess.run(["dot", f"-T{kind}"], input=text.encode(), capture_output=True, check=False)
-        if done.returncode != 0:
-            raise DotFailed(f"dot: {done.stderr.decode(errors='replace').strip()}")
-        path.write_bytes(done.stdout)
-    except FileNotFoundError as error:
-        if error.filename != "dot":
-            raise DotFailed(f"{path}: {error.strerror}") from error
-        raise DotFailed(
-            f"{path.name} is drawn by Graphviz, whose command dot is not installed; a .dot file needs none"
-        ) from error
+        drawn = text.encode() if kind == DOT else _draw(kind.removeprefix("."), text.encode())
+        path.write_bytes(drawn)
     except OSError as error:
-        raise DotFailed(f"{path}: {error.strerror}") from error
+        raise PictureFailed(f"{path}: {error.strerror}") from error
+
+
+def _draw(kind: str, text: bytes) -> bytes:
+    done = subprocess.run(["dot", f"-T{kind}"], input=text, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise PictureFailed(f"dot: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout

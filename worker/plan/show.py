@@ -3,6 +3,7 @@
 Needs a model's sizes and the shapes of its weights, and computes nothing.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -26,20 +27,37 @@ _TABLE_LOOKUPS = ("embedding", "rope", "rope_store")
 
 
 @dataclass(frozen=True, slots=True)
+class PassDone:
+    """What one pass did to the step.
+
+    Attributes:
+        name: Of the pass.
+        num_before: Launches before it.
+        num_after: Launches after it.
+        note: What else it saves; empty where launches are all.
+    """
+
+    name: str
+    num_before: int
+    num_after: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
     """A model's plan at each stage of its making.
 
     Attributes:
         before: The step as the model says it.
         after: What the passes made of it.
-        passes: Name of each, and the launches before and after it.
+        passes: What each did, in order.
         program: Lowered from `after`.
         weight_bytes: What a step reads of weights, tables that are read by row left out.
     """
 
     before: StepGraph
     after: StepGraph
-    passes: tuple[tuple[str, int, int], ...]
+    passes: tuple[PassDone, ...]
     program: Program
     weight_bytes: int
 
@@ -73,10 +91,12 @@ def plan_of(model: LlamaModel, *, max_step_tokens: int, max_step_rows: int) -> S
         device=_META,
     )
     before = trace(model, kv)
-    passes: list[tuple[str, int, int]] = []
+    passes: list[PassDone] = []
+    steps = [before]
 
     def on_pass(name: str, step: StepGraph) -> None:
-        passes.append((name, passes[-1][2] if passes else _num_calls(before), _num_calls(step)))
+        passes.append(PassDone(name, _num_calls(steps[-1]), _num_calls(step), _note(steps[-1], step)))
+        steps.append(step)
 
     after = optimise(before, on_pass)
     max_blocks = -(-config.max_context_tokens // _BLOCK_SIZE)
@@ -86,6 +106,20 @@ def plan_of(model: LlamaModel, *, max_step_tokens: int, max_step_rows: int) -> S
 
 def _num_calls(step: StepGraph) -> int:
     return sum(operator_name(node) not in (None, VIEW) for node in step.graph.nodes)
+
+
+def _note(before: StepGraph, after: StepGraph) -> str:
+    """What a pass saves that the number of launches does not tell."""
+    if str(before.graph) == str(after.graph):
+        return "finds nothing to change"
+    head, head_after = (_head_of(step) for step in (before, after))
+    return f"logits {head} -> {head_after}" if head != head_after else ""
+
+
+def _head_of(step: StepGraph) -> str:
+    """Shape of the last product's result: the logits, before or after those that are wanted are selected."""
+    heads = [call.shapes[0] for call in calls_of(step) if call.operator == "linear"]
+    return heads[-1] if heads else ""
 
 
 def _weight_bytes(launches: Iterable[Launch], step: StepGraph) -> int:
@@ -108,15 +142,18 @@ def text_of(shown: Shown, *, with_before: bool) -> Iterator[str]:
         with_before: Whether the graph before the passes is, too.
     """
     program = shown.program
+    yield "T: tokens of a step; R: its rows, one a session; L: tokens whose logits are wanted"
+    yield ""
     if with_before:
         calls = calls_of(shown.before)
         yield f"before the passes: {len(calls)} launches"
         yield from _graph_lines(sections_of(calls))
         yield ""
     yield "passes, and the launches before and after each"
-    width = max(len(name) for name, _, _ in shown.passes)
-    for name, num_before, num_after in shown.passes:
-        yield f"  {name:{width}}  {num_before:4} -> {num_after:4}"
+    width = max(len(each.name) for each in shown.passes)
+    for each in shown.passes:
+        line = f"  {each.name:{width}}  {each.num_before:4} -> {each.num_after:4}"
+        yield f"{line}  {each.note}" if each.note else line
     yield ""
     sections = sections_of(calls_of(shown.after))
     yield f"after the passes: {len(program.launches)} launches"
@@ -138,9 +175,11 @@ def _weight(section: Section) -> tuple[bool, int]:
 
 
 def _graph_lines(sections: Iterable[Section]) -> Iterator[str]:
+    before: Section | None = None
     for section in sections:
         if section.title:
-            yield f"  {section.title}"
+            yield f"  {section.title}{_difference(before, section)}"
+            before = section
         indent = "    " if section.title else "  "
         names = max(len(call.name) for call in section.calls)
         operators = max(len(call.operator) for call in section.calls)
@@ -149,6 +188,21 @@ def _graph_lines(sections: Iterable[Section]) -> Iterator[str]:
             read = ", ".join(argument.text for argument in call.arguments)
             start = f"{indent}{call.name:{names}}  {_result(call):{shapes}}"
             yield f"{start}  {call.operator:{operators}}  {read}"
+
+
+def _difference(before: Section | None, section: Section) -> str:
+    """What a layer launches that the one before does not, and the reverse: why both are shown."""
+    if before is None:
+        return ""
+    one, other = (Counter(call.operator for call in each.calls) for each in (before, section))
+    added, removed = (", ".join(sorted(names.elements())) for names in (other - one, one - other))
+    if added and removed:
+        told = f"{added} in place of {removed}"
+    elif added or removed:
+        told = f"also {added}" if added else f"no {removed}"
+    else:
+        return ""
+    return f" (unlike the one before: {told})"
 
 
 def _result(call: Call) -> str:

@@ -13,8 +13,8 @@ from worker.model.llama import LlamaModel
 from worker.model.weights.gguf import read_gguf
 from worker.plan import dot
 from worker.plan.__main__ import main
-from worker.plan.outline import calls_of, sections_of
-from worker.plan.show import model_of_shapes, plan_of, text_of
+from worker.plan.outline import Call, Section, calls_of, sections_of
+from worker.plan.show import _difference, model_of_shapes, plan_of, text_of
 
 NUM_LAYERS = 4
 LAUNCHES = 1 + 8 * NUM_LAYERS + 4
@@ -58,7 +58,11 @@ def test_layers_that_are_alike_are_told_once(path: Path) -> None:
     assert "after the passes: 37 launches" in text
     assert "before the passes" not in text
     titles = [line.strip() for line in text.splitlines() if re.match(r" +layer \d", line)]
-    assert titles == ["layer 0", "layer 1, and 1 more like it", "layer 3"]
+    assert titles == [
+        "layer 0",
+        "layer 1, and 1 more like it (unlike the one before: add_rms_norm in place of rms_norm)",
+        "layer 3 (unlike the one before: also add)",
+    ]
     for line in (
         r"linear_swiglu_1 +\[T, 128\] +linear_swiglu +add_rms_norm_2\.1, blk\.1\.{ffn_gate, ffn_up}\.weight",
         r"rope_store +\[T, 64\] +rope_store +linear_29\[:, 0:64\], linear_29\[:, 64:96\], .*kv\.0\.values",
@@ -77,11 +81,40 @@ def test_before_shows_the_model_as_it_is_written(path: Path) -> None:
 
 
 def test_passes_lead_from_one_graph_to_the_other(path: Path) -> None:
-    counts = re.findall(r"^  (\w+) +(\d+) -> +(\d+)$", show(path).stdout, re.MULTILINE)
+    text = show(path).stdout
+    counts = re.findall(r"^  (\w+) +(\d+) -> +(\d+)", text, re.MULTILINE)
     assert {"merge_projections", "fuse_swiglu", "remove_dead_code"} <= {name for name, _, _ in counts}
     assert counts[0][1] == str(LAUNCHES_BEFORE)
     assert counts[-1][2] == str(LAUNCHES)
     assert [after for _, _, after in counts[:-1]] == [before for _, before, _ in counts[1:]]
+    notes = dict(re.findall(r"^  (\w+) +\d+ -> +\d+  (.+)$", text, re.MULTILINE))
+    assert notes == {
+        "select_logits_rows": "logits [T, 272] -> [L, 272]",
+        "remove_dead_code": "finds nothing to change",
+    }
+
+
+def test_letters_are_explained_first(path: Path) -> None:
+    first = show(path).stdout.splitlines()[0]
+    assert first == "T: tokens of a step; R: its rows, one a session; L: tokens whose logits are wanted"
+
+
+def layer(number: int, *operators: str) -> Section:
+    return Section(number, tuple(Call(name, name, (), (), number) for name in operators), 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (("add", "linear"), ("linear", "add"), ""),
+        (("add",), ("add", "swiglu", "add"), " (unlike the one before: also add, swiglu)"),
+        (("add", "linear"), ("linear",), " (unlike the one before: no add)"),
+        (("add", "linear"), ("linear", "rope"), " (unlike the one before: rope in place of add)"),
+    ],
+)
+def test_a_layer_that_is_apart_says_why(before: tuple[str, ...], after: tuple[str, ...], told: str) -> None:
+    assert _difference(None, layer(0, *before)) == ""
+    assert _difference(layer(0, *before), layer(1, *after)) == told
 
 
 def test_the_arena_is_that_of_the_program(path: Path) -> None:
@@ -116,9 +149,10 @@ def test_dot_text_has_a_box_for_each_call_and_no_loose_end(path: Path, tmp_path:
     assert "store_kv" in out.read_text()
 
 
+@pytest.mark.parametrize("upper", [False, True])
 @pytest.mark.parametrize(("ending", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
 def test_graphviz_draws(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, start: bytes
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, start: bytes, *, upper: bool
 ):
     """Where it is installed; else a command of its name stands in."""
     calls = []
@@ -128,7 +162,8 @@ def test_graphviz_draws(
         return subprocess.CompletedProcess(command, 0, start + b" drawn", b"")
 
     monkeypatch.setattr(dot.subprocess, "run", run)
-    out = tmp_path / f"step.{ending}"
+    monkeypatch.setattr(dot.shutil, "which", lambda name: f"/usr/bin/{name}")
+    out = tmp_path / f"step.{ending.upper() if upper else ending}"
     assert show(path, "--dot", str(out)).exit_code == 0
     assert out.read_bytes() == start + b" drawn"
     ((command, text),) = calls
@@ -139,23 +174,39 @@ def test_graphviz_draws(
 def test_a_picture_that_cannot_be_is_one_line(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def error(name: Path) -> str:
+    def failed(name: Path) -> Result:
         result = show(path, "--dot", str(name))
         assert result.exit_code == 1
-        return result.stderr
+        return result
 
-    assert error(tmp_path / "a.pdf") == "error: a.pdf ends in none of .dot, .svg and .png\n"
-    assert "No such file or directory" in error(tmp_path / "nowhere" / "a.dot")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert error(tmp_path / "a.svg") == (
+    missing = failed(tmp_path / "a.svg")
+    assert missing.stdout == ""
+    assert missing.stderr == (
         "error: a.svg is drawn by Graphviz, whose command dot is not installed; a .dot file needs none\n"
     )
     tool = tmp_path / "dot"
     tool.write_text("#!/bin/sh\necho 'syntax error' >&2\nexit 3\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert error(tmp_path / "a.svg") == "error: dot: syntax error\n"
+    assert failed(tmp_path / "a.svg").stderr == "error: dot: syntax error\n"
     assert not (tmp_path / "a.svg").exists()
+    (tmp_path / "a.dot").symlink_to(tmp_path / "nowhere" / "a.dot")
+    unwritable = failed(tmp_path / "a.dot")
+    assert unwritable.stderr == f"error: {tmp_path / 'a.dot'}: No such file or directory\n"
+    assert "launches" in unwritable.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("a.pdf", "a.pdf does not end in .svg, .png or .dot."), ("nowhere/a.dot", "there is no folder ")],
+)
+def test_a_file_that_cannot_be_is_refused_before_the_model_is_read(
+    tmp_path: Path, name: str, told: str
+) -> None:
+    result = show(tmp_path / "nothing.gguf", "--dot", str(tmp_path / name))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in result.stderr
 
 
 def test_an_unknown_model_is_one_line(tmp_path: Path) -> None:
