@@ -1,8 +1,9 @@
 import click
+import pagecast_native
 import pytest
 
 from worker.batch import DecodePlan
-from worker.config import WorkerConfig, is_spawned
+from worker.config import _MAX_THREADS, WorkerConfig, is_spawned
 
 LISTEN = ("--listen", "127.0.0.1:0")
 
@@ -45,6 +46,10 @@ def test_s24_bad_flags_are_refused_by_name(flags: list[str], named: str) -> None
         WorkerConfig.load([*LISTEN, *flags])
     assert caught.value.exit_code == 2
     assert named in caught.value.format_message()
+
+
+def test_threads_are_limited_as_native_kernels_limit_them() -> None:
+    assert _MAX_THREADS == pagecast_native.MAX_THREADS
 
 
 def test_a_worker_knows_whether_a_gateway_started_it() -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose heads are too small for native kernels."""
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "narrow.gguf", head_size=8)
+def sized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Writes a model of a head size; native kernels take multiples of 16 up to 256."""
+
+    def write(head_size: int) -> Path:
+        path = tmp_path_factory.mktemp("model") / "sized.gguf"
+        return write_tiny_gguf(path, head_size=head_size, num_heads=2, num_kv_heads=1)
+
+    return write
 
 
 def command(model: Path, folder: Path, *flags: str, has_native: bool = True) -> list[str]:
@@ -73,16 +79,23 @@ def test_native_kernels_run_where_they_can(wanted: str, tiny: Path, tmp_path: Pa
     assert "torch" not in fingerprint
 
 
-@pytest.mark.parametrize("lacks", ["package", "size"])
+def test_the_largest_heads_are_native_ones(sized: Callable[[int], Path], tmp_path: Path) -> None:
+    words = command(sized(pagecast_native.MAX_HEAD_SIZE), tmp_path, "--threads", "1")
+    (ready,), _ = started(words, tmp_path)
+    assert ready["kernels"] == "native"
+
+
+@pytest.mark.parametrize(
+    ("head_size", "reason"), [(16, "pip install ./worker/native"), (8, "head_size=8"), (272, "head_size=272")]
+)
 def test_auto_falls_back_to_the_reference_and_says_why(
-    lacks: str, tiny: Path, narrow: Path, tmp_path: Path
+    head_size: int, reason: str, sized: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    model = tiny if lacks == "package" else narrow
-    words = command(model, tmp_path, "--threads", "1", has_native=lacks == "size")
+    words = command(sized(head_size), tmp_path, "--threads", "1", has_native=head_size != 16)
     (fallback, ready), fingerprint = started(words, tmp_path)
     assert (fallback["event"], fallback["level"]) == ("kernels_fallback", "warning")
     assert fallback["kernels"] == "reference"
-    assert {"package": "pip install ./worker/native", "size": "head_size=8"}[lacks] in fallback["reason"]
+    assert reason in fallback["reason"]
     assert (ready["kernels"], ready["kernel_set"]) == ("reference", "")
     capability = torch.backends.cpu.get_cpu_capability().lower()
     numerics = f"cpu/{capability}/reference/{version('pagecast')}/torch-{torch.__version__}/weights-float32/"
@@ -90,14 +103,13 @@ def test_auto_falls_back_to_the_reference_and_says_why(
 
 
 @pytest.mark.parametrize(
-    ("lacks", "status", "told"),
-    [("package", 6, "pip install ./worker/native"), ("size", 5, "head_size=8")],
+    ("head_size", "status", "told"),
+    [(16, 6, "pip install ./worker/native"), (8, 5, "head_size=8"), (272, 5, "head_size=272")],
 )
 def test_native_that_cannot_be_had_ends_the_start(
-    lacks: str, status: int, told: str, tiny: Path, narrow: Path, tmp_path: Path
+    head_size: int, status: int, told: str, sized: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    model = tiny if lacks == "package" else narrow
-    words = command(model, tmp_path, "--kernels", "native", has_native=lacks == "size")
+    words = command(sized(head_size), tmp_path, "--kernels", "native", has_native=head_size != 16)
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == status
     (line,) = done.stderr.splitlines()

@@ -151,10 +151,16 @@ def test_warm_up_refuses_a_linear_whose_rows_see_each_other(make_runner, monkeyp
     [
         ({"token_ids": ()}, r"rows\[1\]\.token_ids is empty"),
         ({"token_ids": (1, 10**6)}, r"rows\[1\]\.token_ids holds an id outside"),
+        ({"token_ids": (272,)}, r"rows\[1\]\.token_ids holds an id outside 0\.\.271"),
         ({"token_ids": (-1,)}, r"rows\[1\]\.token_ids holds an id outside"),
         ({"position": -1}, r"rows\[1\]\.position=-1"),
         ({"position": 16, "block_table": (4,)}, r"rows\[1\]\.block_table has 1 blocks, 2 are needed"),
         ({"block_table": (64,)}, r"rows\[1\]\.block_table holds a block outside 0\.\.63"),
+        ({"block_table": (1, -1)}, r"rows\[1\]\.block_table holds a block outside 0\.\.63"),
+        (
+            {"token_ids": (3,), "block_table": range(10, 75)},
+            r"rows\[1\]\.block_table has 65 blocks, 1 are needed, 64 at most",
+        ),
         ({"block_table": BLOCKS["a"]}, r"rows\[1\]\.block_table: a slot would be written twice"),
         (
             {"token_ids": (3,) * 20, "block_table": (6, 6)},

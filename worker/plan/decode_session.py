@@ -64,12 +64,12 @@ class PlanKey:
     def of(
         cls, model: LlamaModel, kv: KvStorage, *, kernels: str, max_step_tokens: int, max_step_rows: int
     ) -> "PlanKey":
-        """The key of steps of `model` over `kv`; a row may be as long as the model's context."""
+        """The key of steps of `model` over `kv`; a row is at most as long as the context or the pool."""
         return cls(
             kernels=kernels,
             max_step_tokens=max_step_tokens,
             max_step_rows=max_step_rows,
-            max_context_tokens=model.config.max_context_tokens,
+            max_context_tokens=min(model.config.max_context_tokens, kv.num_blocks * kv.block_size),
             block_size=kv.block_size,
             num_blocks=kv.num_blocks,
             num_layers=kv.num_layers,

@@ -107,12 +107,19 @@ def _in_mode(batch: Batch, plan: DecodePlan) -> Batch:
 
 
 def ragged_steps(
-    *, num_steps: int, num_sessions: int, vocab_size: int, block_size: int, num_blocks: int, seed: int
+    *,
+    num_steps: int,
+    num_sessions: int,
+    vocab_size: int,
+    block_size: int,
+    num_blocks: int,
+    seed: int,
+    prompt_tokens: Sequence[int] = (),
 ) -> list[Batch]:
     """Steps of a busy worker: sessions join one by one, prefill in chunks, decode, and leave one by one.
 
-    Prompts end before, at and after block borders; decoding crosses them; blocks are scattered. The first
-    and the last step have one row, those in the middle third one of every session.
+    Blocks are scattered, and decoding crosses their borders. The first and the last step have one row, those
+    in the middle third one of every session.
 
     Args:
         num_steps: At least 12, so that the last session to join decodes too.
@@ -122,15 +129,21 @@ def ragged_steps(
         block_size: Tokens per KV block.
         num_blocks: Of the pool; must hold every session to its end.
         seed: Same seed, same steps.
+        prompt_tokens: Lengths of prompts, each computed in three chunks or more; sessions take them in turn.
+            Absent: they end before, at and after the border of the second block, in chunks of random sizes.
 
     Raises:
-        ValueError: `num_steps` is below 12.
+        ValueError: `num_steps` is below 12, or a prompt has no token.
     """
     if num_steps < LEAST_STEPS:
         raise ValueError(f"num_steps={num_steps} is below {LEAST_STEPS}")
+    if any(count < 1 for count in prompt_tokens):
+        raise ValueError(f"prompt_tokens={tuple(prompt_tokens)} has one below 1")
+    prompts = tuple(prompt_tokens) or tuple(2 * block_size - 1 + past for past in range(3))
     rng = random.Random(seed)  # noqa: S311 - test data, no secret
     free = rng.sample(range(num_blocks), num_blocks)
-    pending = [2 * block_size - 1 + session % 3 for session in range(num_sessions)]
+    pending = [prompts[session % len(prompts)] for session in range(num_sessions)]
+    most = [-(-count // 3) if prompt_tokens else block_size + 3 for count in pending]
     computed = [0] * num_sessions
     tables: list[list[int]] = [[] for _ in range(num_sessions)]
     steps = []
@@ -140,7 +153,7 @@ def ragged_steps(
             turn = -(-session * num_steps // (3 * num_sessions))
             if not turn <= step < num_steps - turn:
                 continue
-            count = min(pending[session], rng.randint(1, block_size + 3)) or 1
+            count = min(pending[session], rng.randint(1, most[session])) or 1
             pending[session] = max(0, pending[session] - count)
             while len(tables[session]) * block_size < computed[session] + count:
                 tables[session].append(free.pop())

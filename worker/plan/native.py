@@ -12,18 +12,38 @@ from worker.model.config import LlamaConfig
 from worker.model.weights.store import WeightStore
 from worker.plan.executor import KernelsUnsuitable
 from worker.plan.graph import StepInputs
-from worker.plan.program import LANES, Constant, Input, KvLayer, Launch, Program, Value
+from worker.plan.program import Constant, Input, KvLayer, Launch, Program, Value
 
 _PACKED = {"embedding": 0, "linear": 1, "linear_swiglu": 1}
 """Which argument is a matrix in panels; other constants are plain."""
 _ARENA_ALIGNMENT = 64
+# What `pagecast_native.KvLayer` can describe.
+_MAX_KV_HEADS = (1 << 16) - 1
+_MAX_BLOCK_FLOATS = (1 << 31) - 1
 
 
 def native_unsuitable(config: LlamaConfig, block_size: int) -> str | None:
-    """Why native kernels can't run a model over blocks of `block_size` tokens; None: they can."""
+    """Why native kernels can't run a model over blocks of `block_size` tokens; None: they can.
+
+    Widths may be any, those of the residual stream, the MLP and the vocabulary.
+    """
+    lanes = pagecast_native.LANES
     for name, size in (("head_size", config.head_size), ("block_size", block_size)):
-        if size % LANES:
-            return f"{name}={size} is not a multiple of {LANES}"
+        if size % lanes:
+            return f"{name}={size} is not a multiple of {lanes}"
+    if config.head_size > pagecast_native.MAX_HEAD_SIZE:
+        return f"head_size={config.head_size} is over {pagecast_native.MAX_HEAD_SIZE}"
+    if config.num_kv_heads > _MAX_KV_HEADS:
+        return f"num_kv_heads={config.num_kv_heads} is over {_MAX_KV_HEADS}"
+    block_floats = 2 * config.num_layers * config.num_kv_heads * config.head_size * block_size
+    if block_floats > _MAX_BLOCK_FLOATS:
+        return (
+            f"num_layers={config.num_layers}: a KV block has {block_floats} floats, over {_MAX_BLOCK_FLOATS}"
+        )
+    with np.errstate(over="ignore", under="ignore"):
+        eps = np.float32(config.rms_norm_eps)
+    if not 0 < eps < np.inf:
+        return f"rms_norm_eps={config.rms_norm_eps} is {eps} in float32"
     return None
 
 

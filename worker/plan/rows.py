@@ -81,7 +81,10 @@ class StepLimits:
             raise ValueError(f"{where}.position={row.position} is below 0")
         wanted = -(-row.context_len // self.block_size)
         if not wanted <= len(row.block_table) <= self.max_blocks:
-            raise ValueError(f"{where}.block_table has {len(row.block_table)} blocks, {wanted} are needed")
+            raise ValueError(
+                f"{where}.block_table has {len(row.block_table)} blocks, {wanted} are needed, "
+                f"{self.max_blocks} at most"
+            )
         if min(row.block_table) < 0 or max(row.block_table) >= self.num_blocks:
             raise ValueError(f"{where}.block_table holds a block outside 0..{self.num_blocks - 1}")
 

@@ -41,7 +41,7 @@ def build(folder: Path, **options: str) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+@pytest.mark.parametrize("sanitizers", ["address,undefined", pytest.param("thread", marks=pytest.mark.long)])
 def test_sanitizers_find_nothing(tmp_path: Path, sanitizers: str) -> None:
     build(tmp_path, PAGECAST_NATIVE_SANITIZE=sanitizers, CMAKE_BUILD_TYPE="RelWithDebInfo")
     assert "100% tests passed" in run("ctest", "--test-dir", str(tmp_path))

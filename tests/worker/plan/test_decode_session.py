@@ -65,7 +65,7 @@ def test_run_without_bind_is_refused(tiny_llama, kernels):
     assert plan.realize_count == 1
 
 
-@pytest.mark.parametrize("field", ["kv_allocation_id", "max_step_rows", "num_blocks", "kernels"])
+@pytest.mark.parametrize("field", ["kv_allocation_id", "max_step_rows", "num_blocks", "kernels", "dtype"])
 def test_a_stale_plan_refuses_and_can_not_run(tiny_llama, reference, field):
     kv = pool_of(tiny_llama)
     plan = session_of(tiny_llama, kv, reference)
@@ -73,13 +73,14 @@ def test_a_stale_plan_refuses_and_can_not_run(tiny_llama, reference, field):
     other = {
         "kv_allocation_id": lambda: key_of(tiny_llama, pool_of(tiny_llama), reference),
         "max_step_rows": lambda: key_of(tiny_llama, kv, reference, max_step_rows=3),
-        "num_blocks": lambda: key_of(tiny_llama, pool_of(tiny_llama, num_blocks=65), reference),
+        "num_blocks": lambda: replace(plan.key, num_blocks=65),
         "kernels": lambda: replace(plan.key, kernels="native/avx2/2"),
+        "dtype": lambda: replace(plan.key, dtype=torch.float64),
     }[field]()
     assert not plan.is_valid_for(other)
     with pytest.raises(StalePlan, match=field) as caught:
         plan.bind([row_of("a")], other)
-    assert field in caught.value.reasons
+    assert caught.value.reasons == (field,)
     with pytest.raises(RuntimeError, match="without bind"):
         plan.run()
     assert plan.realize_count == 0

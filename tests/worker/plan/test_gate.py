@@ -76,6 +76,19 @@ def test_too_few_steps_are_refused(tiny_llama):
         steps_for(tiny_llama, num_steps=11)
 
 
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(ValueError, match=r"prompt_tokens=\(3, 0\)"):
+        ragged_steps(
+            num_steps=12,
+            num_sessions=2,
+            vocab_size=8,
+            block_size=16,
+            num_blocks=8,
+            seed=0,
+            prompt_tokens=(3, 0),
+        )
+
+
 @pytest.mark.parametrize("kernels", BOTH_KERNELS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_s19_plan_on_and_off_are_equal_across_every_border(kernels, shape, tmp_path):
@@ -104,8 +117,39 @@ def test_s19_plan_on_and_off_are_equal_to_the_end_of_the_context(tiny_llama, ker
     chunks = [*range(0, end - 24, 250), *range(end - 24, end + 1)]
     steps = [Batch((row_of("a", last - first, first, blocks),)) for first, last in pairwise(chunks)]
     assert steps[-1].rows[0].context_len == end
-    arms = [runner_of(tiny_llama, kernels, max_step_tokens=250) for _ in range(2)]
+    arms = [runner_of(tiny_llama, kernels, max_step_tokens=250, num_threads=2) for _ in range(2)]
     assert check_plan_parity(*arms, steps).num_logit_rows == len(steps)
+
+
+SPAN = 64
+"""Tokens of a span: where there are several, native threads share one row's attention."""
+
+
+def long_steps(model: LlamaModel) -> list[Batch]:
+    return ragged_steps(
+        num_steps=40,
+        num_sessions=4,
+        vocab_size=model.config.vocab_size,
+        block_size=16,
+        num_blocks=128,
+        seed=3,
+        prompt_tokens=(50, 190, 118, 150),
+    )
+
+
+def test_long_steps_decode_over_the_borders_of_spans(tiny_llama):
+    rows = [row for batch in long_steps(tiny_llama) for row in batch.rows]
+    decoded = {row.position for row in rows if len(row.token_ids) == 1}
+    assert {SPAN - 1, SPAN, 2 * SPAN - 1, 2 * SPAN} <= decoded
+    assert max(row.context_len for row in rows) > 3 * SPAN
+    assert sum(len(row.token_ids) > 1 and row.context_len > 130 for row in rows) >= 4
+
+
+@pytest.mark.parametrize("kernels", BOTH_KERNELS)
+def test_s19_plan_on_and_off_are_equal_where_rows_are_shared_among_threads(tiny_llama, kernels):
+    """Contexts of several spans, and decode rows that cross from one to the next."""
+    arms = [runner_of(tiny_llama, kernels, num_threads=2) for _ in range(2)]
+    assert check_plan_parity(*arms, long_steps(tiny_llama)).num_steps == 40
 
 
 @pytest.mark.parametrize("plan", [DecodePlan.PLAN_ONCE, DecodePlan.REPLAN])

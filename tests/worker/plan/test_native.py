@@ -2,20 +2,25 @@
 
 from dataclasses import replace
 
+import pagecast_native
 import pytest
 import torch
 
+from tests.tiny_model import write_tiny_gguf
 from tests.worker.numerics import bits
 from tests.worker.plan.plan_cases import SHAPES, eager_logits, model_of, pool_of, row_of
 from worker.batch import Batch, Row
 from worker.config import WorkerConfig
 from worker.model.llama import LlamaModel
+from worker.model.weights.gguf import read_gguf
 from worker.plan.buffers import StepBuffers
 from worker.plan.executor import KernelsUnsuitable, kernels_named
 from worker.plan.graph import StepGraph, trace
 from worker.plan.lower import lower
+from worker.plan.native import NativeKernels, native_unsuitable
 from worker.plan.passes import PASSES, optimise
-from worker.plan.program import Capacity
+from worker.plan.passes.matching import ALIGNED_ROWS
+from worker.plan.program import LANES, Capacity
 from worker.runner import Runner
 
 CAPACITY = Capacity(num_tokens=96, num_rows=4, max_blocks=8)
@@ -135,11 +140,14 @@ def test_packed_weights_are_made_once_and_serve_without_plain_ones(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "block_size", "message"),
-    [({"head_size": 24}, 16, "head_size=24"), ({}, 8, "block_size=8"), ({}, 24, "block_size=24")],
+    [
+        ({"head_size": 24}, 16, "head_size=24"),
+        ({"head_size": 272}, 16, "head_size=272 is over 256"),
+        ({}, 8, "block_size=8"),
+        ({}, 24, "block_size=24"),
+    ],
 )
 def test_sizes_that_do_not_suit_are_told(tmp_path, changes, block_size, message):
-    from worker.plan.native import native_unsuitable
-
     model = model_of(replace(SHAPES["grouped"], **changes), tmp_path)
     assert message in native_unsuitable(model.config, block_size)
     with pytest.raises(KernelsUnsuitable, match=message):
@@ -164,12 +172,59 @@ def test_an_operator_without_a_native_kernel_is_told(tiny_llama):
 
 
 def test_flags_take_as_many_threads_as_a_team_has():
-    kernels_named("native", num_threads=WorkerConfig.load(["--listen", "x", "--threads", "256"]).num_threads)
-    with pytest.raises(ValueError, match="257, must be 1 to 256"):
-        kernels_named("native", num_threads=257)
+    most = pagecast_native.MAX_THREADS
+    config = WorkerConfig.load(["--listen", "x", "--threads", str(most)])
+    kernels_named("native", num_threads=config.num_threads)
+    with pytest.raises(ValueError, match=f"{most + 1}, must be 1 to {most}"):
+        kernels_named("native", num_threads=most + 1)
 
 
 def test_sizes_that_suit_are_fine(model, sizes):
-    from worker.plan.native import native_unsuitable
-
     assert native_unsuitable(model.config, sizes.block_size) is None
+
+
+@pytest.mark.parametrize("eps", [1e-50, 1e50])
+def test_an_eps_that_float32_does_not_hold_is_told(tiny_llama, eps):
+    assert f"rms_norm_eps={eps}" in native_unsuitable(replace(tiny_llama.config, rms_norm_eps=eps), 16)
+
+
+def test_a_pool_that_no_kv_layer_describes_is_told(tiny_llama):
+    wide = replace(tiny_llama.config, num_heads=1 << 16, num_kv_heads=1 << 16)
+    assert "num_kv_heads=65536 is over 65535" in native_unsuitable(wide, 16)
+    deep = replace(tiny_llama.config, num_heads=1 << 15, num_kv_heads=1 << 15, num_layers=128)
+    assert "num_layers=128: a KV block has 2147483648 floats" in native_unsuitable(deep, 16)
+    assert native_unsuitable(replace(deep, num_layers=127), 16) is None
+
+
+UNUSUAL = {
+    "the largest head": {"num_heads": 2, "num_kv_heads": 1, "head_size": 256},
+    "nothing but tails": {"hidden_size": 3, "intermediate_size": 7, "padded_vocab": 1},
+    "width 1": {"hidden_size": 1, "intermediate_size": 1, "max_context_tokens": 1},
+    "halves of 24": {"intermediate_size": 24, "padded_vocab": 5},
+    "many heads to one": {"num_heads": 21, "num_kv_heads": 3, "max_context_tokens": 17},
+}
+
+
+@pytest.mark.parametrize("changes", UNUSUAL.values(), ids=UNUSUAL)
+def test_unusual_sizes_run(tmp_path, changes):
+    model = LlamaModel.from_gguf(read_gguf(write_tiny_gguf(tmp_path / "tiny.gguf", **changes)))
+    count = min(20, model.config.max_context_tokens)
+    rows = [row_of("a", count, 0, (3, 5)[: -(-count // 16)])]
+    runner = Runner(model, pool_of(model), kernels="native", max_step_tokens=32, max_step_rows=2)
+    logits = runner.run(Batch(tuple(rows))).logits
+    torch.testing.assert_close(
+        logits, eager_logits(model, pool_of(model), rows), rtol=1e-3, atol=1e-3 * float(logits.abs().max())
+    )
+
+
+def test_programs_are_laid_out_in_the_kernels_lanes():
+    assert LANES == ALIGNED_ROWS == pagecast_native.LANES
+
+
+def test_the_name_tells_set_and_threads():
+    for kernel_set in pagecast_native.kernel_sets():
+        for num_threads in (1, 3):
+            kernels = NativeKernels(num_threads=num_threads, kernel_set=kernel_set)
+            assert kernels.name == f"native/{kernel_set}/{num_threads}"
+    best = pagecast_native.default_kernel_set()
+    assert kernels_named("native", num_threads=2).name == f"native/{best}/2"

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "attention.h"
 #include "dispatch.h"
 #include "pack.h"
 #include "team.h"
@@ -76,7 +77,12 @@ NB_MODULE(_core, module) {
   using namespace pagecast;
   using namespace nb::literals;
 
+  // A daemon thread's or a module's reference may well outlive the interpreter: nothing to alarm a user with.
+  nb::set_leak_warnings(false);
   module.attr("KERNEL_VERSION") = kKernelVersion;
+  module.attr("LANES") = kLanes;
+  module.attr("MAX_HEAD_SIZE") = kMaxHeadSize;
+  module.attr("MAX_THREADS") = +Team::kMaxThreads;
   module.def("kernel_sets", [] {
     std::vector<std::string> names;
     for (const Kernels* set : kernel_sets()) names.emplace_back(set->name);

@@ -6,13 +6,13 @@
 #include <stdexcept>
 #include <string>
 
+#include "shares.h"
+
 namespace pagecast {
 namespace {
 
 // Below this, meeting once more costs what a second thread saves: about 2 us of work.
 constexpr int64_t kSerialCost = 16384;
-// A thread takes many units at first and few at the end, in multiples of what a kernel works on at once.
-constexpr int64_t kUnitsAtOnce = 8;
 
 // Asks for what a thread reads of a launch before and while it begins it: the launch before has swept the
 // cache.
@@ -126,22 +126,8 @@ void Program::run_shared(size_t launch, int thread) {
   const int64_t start = ticks();
   const Live& live = live_[launch];
   const auto& body = launches_[launch].body;
-  const int64_t shares = 2 * team_.size();
-  const auto share = [shares](int64_t num_units) {
-    const int64_t count = num_units / shares;
-    return count > kUnitsAtOnce ? count - count % kUnitsAtOnce : count;
-  };
-  // The first share of each thread is its own from the start; the rest goes to whoever comes.
-  const int64_t own = share(live.num_units);
-  if (own > 0) body({live.num_rows, thread * own, (thread + 1) * own, thread});
-  const int64_t rest = own * team_.size();
-  int64_t first = claimed_.load(std::memory_order_relaxed);
-  while (rest + first < live.num_units) {
-    const int64_t count = std::max<int64_t>(1, share(live.num_units - rest - first));
-    if (!claimed_.compare_exchange_weak(first, first + count, std::memory_order_relaxed)) continue;
-    body({live.num_rows, rest + first, rest + first + count, thread});
-    first = claimed_.load(std::memory_order_relaxed);
-  }
+  share_units(claimed_, live.num_units, team_.size(), thread,
+              [&](int64_t first, int64_t last) { body({live.num_rows, first, last, thread}); });
   body_ticks_[static_cast<size_t>(thread)][launch] = ticks() - start;
 }
 

@@ -1,5 +1,7 @@
 #include "team.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -22,23 +24,39 @@ void pause() {
 
 }  // namespace
 
-Team::Team(int num_threads) : size_(num_threads) {
+Team::Team(int num_threads)
+    : size_(num_threads), owner_(getpid()), threads_(std::make_unique<std::vector<std::thread>>()) {
   if (num_threads < 1 || num_threads > kMaxThreads) {
     throw std::invalid_argument("num_threads: " + std::to_string(num_threads) + ", must be 1 to " +
                                 std::to_string(kMaxThreads));
   }
-  threads_.reserve(static_cast<size_t>(size_ - 1));
+  threads_->reserve(static_cast<size_t>(size_ - 1));
   try {
-    for (int thread = 1; thread < size_; ++thread) threads_.emplace_back(&Team::serve, this, thread);
+    for (int thread = 1; thread < size_; ++thread) threads_->emplace_back(&Team::serve, this, thread);
   } catch (...) {
     stop();
     throw;
   }
 }
 
-Team::~Team() { stop(); }
+Team::~Team() {
+  if (is_forked()) {
+    (void)threads_.release();
+  } else {
+    stop();
+  }
+}
+
+bool Team::is_forked() const { return size_ > 1 && getpid() != owner_; }
+
+void Team::refuse_if_forked() const {
+  if (is_forked()) {
+    throw std::logic_error("a forked process has none of the team's threads: make a team of its own");
+  }
+}
 
 void Team::close() {
+  refuse_if_forked();
   if (in_use_.exchange(true, std::memory_order_acquire)) throw std::logic_error("the team is in use");
   closed_ = true;
   stop();
@@ -49,8 +67,8 @@ void Team::stop() {
   body_ = nullptr;
   runs_.fetch_add(1, std::memory_order_release);
   runs_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
-  threads_.clear();
+  for (std::thread& thread : *threads_) thread.join();
+  threads_->clear();
 }
 
 void Team::serve(int thread) {
@@ -76,6 +94,8 @@ void Team::wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
 }
 
 Team::Lease::Lease(Team& team) : team_(team) {
+  // First: whoever was at work while the process forked is in use here for ever.
+  team_.refuse_if_forked();
   if (team_.in_use_.exchange(true, std::memory_order_acquire)) {
     throw std::logic_error("the team is in use: one run at a time");
   }

@@ -2,15 +2,19 @@
 // gives them a barrier to meet at.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
 namespace pagecast {
 
 // `num_threads - 1` kept threads and the caller. A run costs one hand-over; between runs the kept threads
-// spin for a moment, then sleep. One run at a time; a child of fork() has none of the threads.
+// spin for a moment, then sleep. One run at a time. A child of fork() has none of the kept threads: a team
+// that has any refuses to run or close there, and its destructor leaves them alone.
 class Team {
  public:
   using Body = void (*)(void* context, int thread);
@@ -23,10 +27,12 @@ class Team {
 
   int size() const { return size_; }
 
-  // Joins the kept threads; a closed team refuses to run. Throws std::logic_error while it is in use.
+  // Joins the kept threads; a closed team refuses to run. Throws std::logic_error while it is in use,
+  // and in a forked process.
   void close();
 
-  // The right to run: throws std::logic_error where another thread has it or the team is closed.
+  // The right to run: throws std::logic_error where another thread has it, the team is closed or
+  // its threads are another process's.
   class Lease {
    public:
     explicit Lease(Team& team);
@@ -64,11 +70,15 @@ class Team {
   static void wait_while(const std::atomic<uint32_t>& value, uint32_t old);
   void serve(int thread);
   void stop();
+  bool is_forked() const;
+  void refuse_if_forked() const;
 
   const int size_;
+  const pid_t owner_;
   std::atomic<bool> in_use_{false};
   bool closed_ = false;  // only touched by who holds in_use_
-  std::vector<std::thread> threads_;
+  // By pointer, so that a forked process can leak them: there they can be neither joined nor destroyed.
+  std::unique_ptr<std::vector<std::thread>> threads_;
 
   // Written by the caller before it raises `runs_`; a null body ends a thread.
   Body body_ = nullptr;

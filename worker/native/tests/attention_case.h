@@ -94,22 +94,44 @@ class AttentionCase {
     return view;
   }
 
-  // All tokens' results by a program of `num_threads`.
-  std::vector<float> run(int num_threads, const char* set) {
-    const int64_t tokens = std::max<int64_t>(1, num_tokens());
-    std::vector<float> arena(static_cast<size_t>(2 * tokens * width), kNaN);
-    std::copy(q.begin(), q.end(), arena.begin());
-    pagecast::Team team(num_threads);
-    pagecast::Program program(team, tokens, static_cast<int64_t>(rows.size()), set);
+  // Arrays that a launch reads its rows' lengths from.
+  struct Lengths {
+    const int32_t* context_len;
+    const int32_t* query_start;
+  };
+  Lengths lengths() const { return {context_len.data(), query_start.data()}; }
+
+  // Memory of a launch: the queries, then as many floats for the results, NaN.
+  std::vector<float> arena() const {
+    std::vector<float> out(q);
+    out.resize(2 * q.size(), kNaN);
+    return out;
+  }
+
+  // Adds the launch over `arena` to a program; contexts and starts of its rows are read from `lengths`.
+  void add_to(pagecast::Program& program, std::vector<float>& arena, Lengths lengths) {
     const auto size = static_cast<int64_t>(arena.size());
-    const auto extent = pagecast::Extent::kTokens;
     const auto num_rows = static_cast<int64_t>(rows.size());
+    const auto extent = pagecast::Extent::kTokens;
     program.paged_attention({arena.data(), size, 0, width, width, extent}, keys(), values(),
-                            {block_table.data(), {num_rows, max_blocks}}, {context_len.data(), {num_rows}},
-                            {query_start.data(), {num_rows + 1}}, scale,
-                            {arena.data(), size, tokens * width, width, width, extent});
-    for (int run = 0; run < 3; ++run) program.run({num_tokens(), num_rows, 0});
-    return {arena.begin() + tokens * width, arena.begin() + (tokens + num_tokens()) * width};
+                            {block_table.data(), {num_rows, max_blocks}}, {lengths.context_len, {num_rows}},
+                            {lengths.query_start, {num_rows + 1}}, scale,
+                            {arena.data(), size, size / 2, width, width, extent});
+  }
+
+  // All tokens' results by a program of `num_threads`, of its third run.
+  std::vector<float> run(int num_threads, const char* set) {
+    const auto num_rows = static_cast<int64_t>(rows.size());
+    const auto num_floats = static_cast<int64_t>(q.size());
+    std::vector<float> arena = this->arena();
+    pagecast::Team team(num_threads);
+    pagecast::Program program(team, num_floats / width, num_rows, set);
+    add_to(program, arena, lengths());
+    for (int run = 0; run < 3; ++run) {
+      std::fill(arena.begin() + num_floats, arena.end(), kNaN);
+      program.run({num_tokens(), num_rows, 0});
+    }
+    return {arena.begin() + num_floats, arena.end()};
   }
 
   // Result `d` of one query and head, in double.

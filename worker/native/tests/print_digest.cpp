@@ -2,6 +2,7 @@
 // one with an AArch64 one).
 #include <cstdio>
 
+#include "attention_case.h"
 #include "matrix.h"
 #include "sets.h"
 #include "twins.h"
@@ -22,8 +23,17 @@ uint64_t digest(uint64_t hash, const Matrix& rows) {
   return hash;
 }
 
+// Over pages: chunks and decode rows whole by one thread, decode rows split over spans by four.
+uint64_t attention_digest(const Kernels& set, uint64_t hash) {
+  for (const KvShape& shape : {KvShape{16, 64, 9, 3}, KvShape{32, 80, 4, 4}}) {
+    hash = hash_bits(AttentionCase(shape, {{1, 333}, {0, 5}, {21, 90}, {1, 64}}).run(1, set.name), hash);
+    hash = hash_bits(AttentionCase(shape, {{1, 300}, {1, 65}}).run(4, set.name), hash);
+  }
+  return hash;
+}
+
 uint64_t digest_of(const Kernels& set) {
-  uint64_t hash = 14695981039346656037u;
+  uint64_t hash = attention_digest(set, 14695981039346656037u);
   const TestWeight w(2 * 336, 577, 1);
   const std::vector<float> scale = random_floats(577, 2);
   for (int rows = 1; rows <= 17; ++rows) {

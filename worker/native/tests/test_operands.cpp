@@ -23,6 +23,13 @@ void refuse(const char* start, const std::function<void(Step&)>& call) {
   CHECK(step.program.num_launches() == before, "%s: a launch was added all the same", start);
 }
 
+// One block of one head, within the pool whatever its size.
+KvView kv(Step& step, int64_t head_size, int64_t block_size) {
+  const int64_t floats = head_size * block_size;
+  return {step.pool.data(), static_cast<int64_t>(step.pool.size()), 0, 1, floats, floats, 1, head_size,
+          block_size};
+}
+
 void test_bad_operands_are_named() {
   using S = Step;
   refuse("linear: x: width", [](S& s) { s.program.linear(s.inner, s.vocab.packed.panels(), s.both); });
@@ -44,6 +51,19 @@ void test_bad_operands_are_named() {
     thin.row_stride = 16;
     s.program.add(thin, s.x, s.normed);
   });
+  refuse("add: x: row_stride 200", [](S& s) {
+    View odd = s.x;
+    odd.row_stride = 200;
+    s.program.add(odd, s.x, s.normed);
+  });
+  // Rows end with their padding, which kernels write.
+  const auto narrow = [](S& s, int64_t from, int64_t size) {
+    return View{s.arena.data() + from, size, 0, 32, 20, Extent::kTokens};
+  };
+  refuse("add: out: 40 rows end at float 1280, the arena has 1268",
+         [&](S& s) { s.program.add(narrow(s, 4096, 1280), narrow(s, 8192, 1280), narrow(s, 0, 1268)); });
+  refuse("add: out: overlaps y",
+         [&](S& s) { s.program.add(narrow(s, 8192, 1280), narrow(s, 0, 1280), narrow(s, 1268, 1280)); });
   refuse("rms_norm: weight: length", [](S& s) { s.program.rms_norm(s.x, S::flat(s.cos), kEps, s.normed); });
   refuse("rms_norm: eps", [](S& s) { s.program.rms_norm(s.x, S::flat(s.norm), 0, s.normed); });
   refuse("embedding: token_ids: 5 entries",
@@ -68,6 +88,25 @@ void test_bad_operands_are_named() {
     ++keys.num_blocks;
     s.program.store_kv(s.turned, s.turned, S::flat(s.slots), keys, s.layer(false));
   });
+  refuse("store_kv: slot_mapping: 39 entries", [](S& s) {
+    s.slots.pop_back();
+    const View k = S::columns(s.qkv, kQ, kKv);
+    s.program.store_kv(k, k, S::flat(s.slots), s.layer(true), s.layer(false));
+  });
+  for (const int64_t head_size : {0, 24, 272})
+    refuse("store_kv: keys: head_size", [&](S& s) {
+      s.program.store_kv(s.x, s.x, S::flat(s.slots), kv(s, head_size, 16), kv(s, 16, 16));
+    });
+  for (const int64_t block_size : {0, 24})
+    refuse("store_kv: keys: block_size", [&](S& s) {
+      s.program.store_kv(s.x, s.x, S::flat(s.slots), kv(s, 16, block_size), kv(s, 16, 16));
+    });
+  refuse("rope_store: cos: columns 8, must be 16", [](S& s) {
+    const Array<float> thin{s.cos.data(), {kBlocks * kBlock, 8}};
+    const View k = S::columns(s.qkv, kQ, kKv);
+    s.program.rope_store(s.turned, k, k, S::flat(s.position), S::flat(s.slots), thin, thin, s.layer(true),
+                         s.layer(false), s.attended);
+  });
   refuse("rope_store: k: width", [](S& s) {
     s.program.rope_store(s.turned, s.x, s.x, S::flat(s.position), S::flat(s.slots), S::table_of(s.cos),
                          S::table_of(s.sin), s.layer(true), s.layer(false), s.attended);
@@ -80,6 +119,25 @@ void test_bad_operands_are_named() {
     s.program.paged_attention(s.turned, s.layer(true), s.layer(false),
                               {s.table.data(), {kRows - 1, kTableWidth}}, S::flat(s.context),
                               S::flat(s.start), 1, s.attended);
+  });
+  const auto attend = [](S& s, const KvView& values) {
+    s.program.paged_attention(s.turned, s.layer(true), values, {s.table.data(), {kRows, kTableWidth}},
+                              S::flat(s.context), S::flat(s.start), 1, s.attended);
+  };
+  refuse("paged_attention: values: num_blocks", [&](S& s) {
+    KvView values = s.layer(false);
+    --values.num_blocks;
+    attend(s, values);
+  });
+  refuse("paged_attention: values: num_kv_heads", [&](S& s) {
+    KvView values = s.layer(false);
+    --values.num_kv_heads;
+    attend(s, values);
+  });
+  refuse("paged_attention: values: head_size", [&](S& s) {
+    KvView values = s.layer(false);
+    values.head_size -= kLanes;
+    attend(s, values);
   });
   refuse("num_tokens: 41", [](S& s) { s.program.run({41, 1, 1}); });
   refuse("num_rows: 6", [](S& s) { s.program.run({1, 6, 1}); });

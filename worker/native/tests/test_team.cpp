@@ -1,9 +1,14 @@
 // The team: every thread takes part in every run, meetings are meetings, idle threads sleep, closing ends
 // them.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <ctime>
+#include <memory>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -130,6 +135,70 @@ void test_close() {
   CHECK(refuses([] { Team team(Team::kMaxThreads + 1); }), "too many threads");
 }
 
+// What `call` returns in a forked process, or -1 where a signal ended it; one that hangs is ended.
+template <typename Call>
+int in_child(Call&& call) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    _exit(call());
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+void test_a_forked_process_has_no_threads() {
+  constexpr int kThreads = 8;
+  auto team = std::make_unique<Team>(kThreads);
+  const auto runs = [](Team& team) {
+    Count count{&team, 3, std::vector<int>(static_cast<size_t>(team.size()), 0)};
+    Team::Lease lease(team);
+    lease.run(count_steps, &count);
+    return count.serial == 3 && count.uneven == 0;
+  };
+  CHECK(runs(*team), "before the fork");
+  const int refused = in_child([&] {
+    const int lease = refuses([&] { Team::Lease lease(*team); });
+    return lease + 2 * refuses([&] { team->close(); });
+  });
+  CHECK(refused == 3, "lease and close: %d", refused);
+  const int dropped = in_child([&] {
+    team.reset();
+    return 7;
+  });
+  CHECK(dropped == 7, "the destructor: %d", dropped);
+  // Leased as it forks, by a thread that the child has not.
+  int leased = 0;
+  {
+    Team::Lease lease(*team);
+    leased = in_child([&] {
+      std::string what;
+      try {
+        Team::Lease second(*team);
+      } catch (const std::logic_error& error) {
+        what = error.what();
+      }
+      team.reset();
+      return what.find("forked") != std::string::npos ? 7 : 0;
+    });
+  }
+  CHECK(leased == 7, "a leased team: %d", leased);
+  Team alone(1);
+  CHECK(in_child([&] { return runs(alone) ? 7 : 0; }) == 7, "a team that has no kept threads");
+  // Neither TSan's runtime nor QEMU's user mode can start a thread in a process forked from one with threads.
+#if !defined(__SANITIZE_THREAD__) && !defined(PAGECAST_EMULATED)
+  const int own = in_child([&] {
+    team = std::make_unique<Team>(kThreads);
+    const bool ran = runs(*team);
+    team->close();
+    return ran ? 7 : 0;
+  });
+  CHECK(own == 7, "a team of the child's own: %d", own);
+#endif
+  CHECK(runs(*team), "the parent's team, after its forks");
+}
+
 }  // namespace
 
 int main() {
@@ -139,5 +208,6 @@ int main() {
   test_idle_threads_sleep();
   test_one_run_at_a_time();
   test_close();
+  test_a_forked_process_has_no_threads();
   return report();
 }

@@ -3,7 +3,15 @@
 from torch import fx
 
 from worker.plan.graph import StepGraph
-from worker.plan.passes.matching import GraphPass, calls, insert_call, is_call, is_constant, replace
+from worker.plan.passes.matching import (
+    ALIGNED_ROWS,
+    GraphPass,
+    calls,
+    insert_call,
+    is_call,
+    is_constant,
+    replace,
+)
 
 
 @GraphPass
@@ -11,7 +19,8 @@ def fuse_swiglu(step: StepGraph) -> None:
     """Turns `swiglu` of the two halves of `linear(x, w)` into `linear_swiglu(x, w)`.
 
     Given the same products exact; the intermediate value, twice as wide as the result, is never written.
-    Nothing else may read the product or its halves, and the first half must be the gate.
+    Nothing else may read the product or its halves, the first half must be the gate, and both must have a
+    multiple of `ALIGNED_ROWS` columns: packed weights are cut between panels.
     """
     for swiglu in calls(step.graph, "swiglu"):
         gate, up = swiglu.args
@@ -28,7 +37,7 @@ def fuse_swiglu(step: StepGraph) -> None:
         rows = step.shape(str(weight.target))[0]
         half = rows // 2
         halves = gate.args == (product, 0, half) and up.args == (product, half, rows)
-        if halves and product.users.keys() == {gate, up}:
+        if halves and rows % (2 * ALIGNED_ROWS) == 0 and product.users.keys() == {gate, up}:
             replace(swiglu, insert_call(swiglu, "linear_swiglu", *product.args))
             for node in (gate, up, product):
                 step.graph.erase_node(node)

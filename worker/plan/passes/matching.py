@@ -9,12 +9,17 @@ from torch.fx.node import Argument
 from worker.kernels import ops
 from worker.plan.graph import StepGraph
 
+ALIGNED_ROWS = 16
+"""Parts of a merged weight have a multiple of so many rows: their columns of the product then start on a
+cache line, and their rows fill whole panels of a packed weight."""
+
 
 @dataclass(frozen=True, slots=True)
 class GraphPass:
     """A rewrite of a step; called, it leaves its argument as it is and returns a rewritten copy.
 
-    Where the rewrite finds nothing that it is made for it changes nothing; applied again it does nothing.
+    Where the rewrite finds nothing that it is made for it changes nothing, whatever else the operators'
+    arguments are; applied again it does nothing.
     Shapes noted at nodes are not kept up to date: infer them after the last pass.
 
     Attributes:
@@ -48,6 +53,11 @@ def is_call(value: Argument, name: str) -> bool:
 def is_constant(value: Argument) -> bool:
     """Whether an argument is a weight, table or cache."""
     return isinstance(value, fx.Node) and value.op == "get_attr"
+
+
+def is_ready(value: Argument, place: fx.Node) -> bool:
+    """Whether a call right before `place` could have an argument: no value, or one that is there by then."""
+    return not isinstance(value, fx.Node) or value < place
 
 
 def insert_call(before: fx.Node, name: str, *args: Argument) -> fx.Node:

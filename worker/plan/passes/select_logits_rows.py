@@ -3,7 +3,7 @@
 from torch import fx
 
 from worker.plan.graph import StepGraph
-from worker.plan.passes.matching import GraphPass, calls, insert_call, is_call, replace
+from worker.plan.passes.matching import GraphPass, calls, insert_call, is_call, is_ready, replace
 
 ROW_WISE = ("linear", "rms_norm")
 """Operators that compute each row from the same row of their first argument alone."""
@@ -21,10 +21,12 @@ def select_logits_rows(step: StepGraph) -> None:
 
 
 def _move_up(select: fx.Node) -> None:
-    source, index = select.all_input_nodes
-    if index.op != "placeholder" or len(source.users) > 1:
+    source, index = select.args
+    if not isinstance(source, fx.Node) or not any(is_call(source, name) for name in ROW_WISE):
         return
-    if not any(is_call(source, name) for name in ROW_WISE):
+    if not isinstance(index, fx.Node) or index.op != "placeholder" or not is_ready(index, source):
+        return
+    if len(source.users) > 1:
         return
     moved = insert_call(source, "select_rows", source.args[0], index)
     source.update_arg(0, moved)

@@ -57,6 +57,16 @@ def test_a_computed_weight_and_a_lone_norm_stay():
     assert str(fuse_add_rms_norm(step).graph) == str(step.graph)
 
 
+def test_a_weight_behind_the_sum_stays():
+    make = Maker()
+    x, y = make.value("x"), make.value("y")
+    total = make.call("add", x, y)
+    step = make.done(make.call("rms_norm", total, make.weight("norm", 24), 1e-5))
+    after = fuse_add_rms_norm(step)
+    after.graph.lint()
+    assert str(after.graph) == str(step.graph)
+
+
 def test_it_is_exact_over_a_whole_step():
     example = make_example()
     fused = fuse_add_rms_norm(example.step)

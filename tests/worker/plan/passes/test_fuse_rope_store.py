@@ -8,6 +8,12 @@ from worker.plan.passes.fuse_rope_store import fuse_rope_store
 def make_layer(
     *,
     k_position: str = "position",
+    k_cos: str = "cos",
+    k_sin: str = "sin",
+    table_width: int = 8,
+    computed_tables: bool = False,
+    v_is_turned_k: bool = False,
+    one_cache: bool = False,
     q_is_read: bool = False,
     k_is_read: bool = False,
     late_q: bool = False,
@@ -19,8 +25,13 @@ def make_layer(
     make = Maker()
     q, k, v, slots, table = (make.value(name) for name in ("q", "k", "v", "slots", "table"))
     positions = {name: make.value(name) for name in ("position", "shifted")}
-    cos, sin = make.weight("cos", 64, 8), make.weight("sin", 64, 8)
+    tables = {name: make.weight(name, 64, table_width) for name in ("cos", "sin", "other")}
     keys, values, others = (make.weight(name, 4, 16, 2, 16) for name in ("keys", "values", "others"))
+    if one_cache:
+        values = keys
+    if computed_tables:
+        tables["cos"] = make.call("add", tables["cos"], tables["sin"])
+    cos, sin = tables["cos"], tables["sin"]
 
     def turn_q():
         return make.call("rope", q, positions["position"], cos, sin) if q_is_turned else q
@@ -30,11 +41,11 @@ def make_layer(
         return make.call("paged_attention", turned, keys, read, table, table, table, 0.25)
 
     turned_q = None if late_q else turn_q()
-    turned_k = make.call("rope", k, positions[k_position], cos, sin)
+    turned_k = make.call("rope", k, positions[k_position], tables[k_cos], tables[k_sin])
     results = []
     if attention_first:
         results.append(attend(turned_q))
-    make.call("store_kv", turned_k, v, slots, keys, values)
+    make.call("store_kv", turned_k, turned_k if v_is_turned_k else v, slots, keys, values)
     if turned_q is None:
         turned_q = turn_q()
     if not attention_first:
@@ -68,6 +79,12 @@ def test_before_and_after():
     "change",
     [
         {"k_position": "shifted"},
+        {"k_cos": "other"},
+        {"k_sin": "other"},
+        {"table_width": 4},
+        {"computed_tables": True},
+        {"v_is_turned_k": True},
+        {"one_cache": True},
         {"q_is_read": True},
         {"k_is_read": True},
         {"late_q": True},

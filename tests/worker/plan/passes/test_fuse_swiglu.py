@@ -56,6 +56,8 @@ def test_before_and_after():
         {"read": "gate"},
         {"read": "up"},
         {"computed_weight": True},
+        {"rows": 24, "gate": (0, 12), "up": (12, 24)},
+        {"rows": 80, "gate": (0, 40), "up": (40, 80)},
     ],
     ids=str,
 )

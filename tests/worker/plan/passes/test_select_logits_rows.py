@@ -62,6 +62,31 @@ def test_a_computed_index_stays():
     assert str(select_logits_rows(step).graph) == str(step.graph)
 
 
+def test_an_index_behind_the_value_stays():
+    make = Maker()
+    normed = make.call("rms_norm", make.value("x"), make.weight("norm", 24), 1e-5)
+    step = make.done(make.call("select_rows", normed, make.value("index")))
+    after = select_logits_rows(step)
+    after.graph.lint()
+    assert str(after.graph) == str(step.graph)
+
+
+def test_one_node_as_value_and_index_stays():
+    for computed in (False, True):
+        make = Maker()
+        x = make.value("x")
+        both = make.call("rms_norm", x, make.weight("norm", 24), 1e-5) if computed else x
+        step = make.done(make.call("select_rows", both, both))
+        assert str(select_logits_rows(step).graph) == str(step.graph)
+
+
+def test_only_the_rows_of_the_first_value_are_dropped():
+    make = Maker()
+    x, index = make.value("x"), make.value("index")
+    step = make.done(make.call("select_rows", make.call("linear", x, x), index))
+    assert listing(select_logits_rows(step)) == ["select_rows(x, index)", "linear(%0, x)", "return(%1)"]
+
+
 def test_operators_that_see_other_rows_stay():
     make = Maker()
     x, index = make.value("x"), make.value("index")

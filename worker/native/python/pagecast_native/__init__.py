@@ -6,6 +6,9 @@ tensors, NumPy arrays) and are used in place: what a program was given must keep
 
 from pagecast_native._core import (
     KERNEL_VERSION,
+    LANES,
+    MAX_HEAD_SIZE,
+    MAX_THREADS,
     KvLayer,
     PackedMatrix,
     Program,
@@ -18,6 +21,9 @@ from pagecast_native._core import (
 
 __all__ = [
     "KERNEL_VERSION",
+    "LANES",
+    "MAX_HEAD_SIZE",
+    "MAX_THREADS",
     "KvLayer",
     "PackedMatrix",
     "Program",

@@ -12,6 +12,15 @@ class _Array(Protocol):
 KERNEL_VERSION: Final[int]
 """Changes whenever the bits of a fused kernel set do; part of the fingerprint of a plan's numerics."""
 
+LANES: Final[int]
+"""Floats that kernels work on at once: head_size, block_size, offsets and row strides are multiples of it."""
+
+MAX_HEAD_SIZE: Final[int]
+"""The largest head_size of a `KvLayer` and of attention."""
+
+MAX_THREADS: Final[int]
+"""The most threads of a `Team`, the caller included."""
+
 def kernel_sets() -> list[str]:
     """Names of the kernel sets that this machine runs, the fastest first: avx512, avx2, neon, baseline."""
 
@@ -47,10 +56,11 @@ class PackedMatrix:
 class Team:
     """The caller and `num_threads - 1` kept threads, which spin for a moment after a run and then sleep.
 
-    One run at a time: a second one raises RuntimeError. A child of fork() has none of the threads.
+    One run at a time: a second one raises RuntimeError. A child of fork() has none of the kept threads: there
+    a team that has any raises RuntimeError from `close` and from runs, and may be dropped; a new one works.
 
     Raises:
-        ValueError: num_threads is not 1 to 256.
+        ValueError: num_threads is not 1 to `MAX_THREADS`.
     """
 
     def __init__(self, num_threads: int) -> None: ...
@@ -60,7 +70,7 @@ class Team:
         """Ends the threads; programs of this team then refuse to run.
 
         Raises:
-            RuntimeError: A run is under way.
+            RuntimeError: A run is under way, or this is a forked process.
         """
 
 class View:
@@ -94,8 +104,8 @@ class KvLayer:
         block_stride: Floats from a block to the next.
         head_stride: Floats from a head to the next.
         num_kv_heads: Heads of keys and values.
-        head_size: A multiple of 16 up to 256.
-        block_size: Tokens of a block, a multiple of 16.
+        head_size: A multiple of `LANES` up to `MAX_HEAD_SIZE`.
+        block_size: Tokens of a block, a multiple of `LANES`.
     """
 
     def __init__(
@@ -214,7 +224,7 @@ class Program:
         Raises:
             ValueError: A size beyond the capacity, or query_start or context_len that don't fit the sizes;
                 nothing has run then.
-            RuntimeError: The team is closed or at work.
+            RuntimeError: The team is closed or at work, or its threads are another process's.
         """
 
     @property
