@@ -45,6 +45,8 @@ from service.turns import Turns
 
 # After the turns have ended: for their last messages, and for calls that are no turns.
 CALL_GRACE_S = 1.0
+# Where it can't wait: for calls that have just been told how they end to say so.
+LAST_WORDS_S = 0.2
 WORKER_GRACE_S = 5.0
 FILES = (session_pb2.DESCRIPTOR, generation_pb2.DESCRIPTOR, model_pb2.DESCRIPTOR)
 SERVICES = tuple(service.full_name for file in FILES for service in file.services_by_name.values())
@@ -268,11 +270,11 @@ async def _check(supports: "Sequence[asyncio.Task[Any]]", stop: _Stop) -> None:
 
 
 async def _stop_server(server: grpc.aio.Server, stop: _Stop) -> None:
-    """Refuse new calls and let running ones end for `CALL_GRACE_S`, or not at all once urged."""
+    """Refuse new calls and let running ones end for `CALL_GRACE_S`, or `LAST_WORDS_S` once urged."""
     ending = asyncio.create_task(server.stop(CALL_GRACE_S))
     await _first(ending, event=stop.urged)
     if not ending.done():
-        await server.stop(0.0)
+        await server.stop(LAST_WORDS_S)
     await ending
 
 
