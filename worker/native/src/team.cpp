@@ -9,9 +9,10 @@
 namespace pagecast {
 namespace {
 
-// Longer than a launch's uneven end or the gap between two steps of a busy engine usually is, short enough
-// that a thread without a core of its own gives it to the one it waits for.
+// Longer than a launch's uneven end; whoever waits longer offers its core to others at every look.
 constexpr std::chrono::microseconds kSpin{50};
+// Longer than what a busy engine does between two steps: to wake a thread whose core sleeps takes 0.2 ms.
+constexpr std::chrono::microseconds kAwake{1000};
 constexpr int kPausesPerLook = 16;
 
 void pause() {
@@ -90,6 +91,10 @@ void Team::wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
       pause();
     }
   } while (Clock::now() - start < kSpin);
+  do {
+    if (value.load(std::memory_order_acquire) != old) return;
+    std::this_thread::yield();
+  } while (Clock::now() - start < kAwake);
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 

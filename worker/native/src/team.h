@@ -13,8 +13,8 @@
 namespace pagecast {
 
 // `num_threads - 1` kept threads and the caller. A run costs one hand-over; between runs the kept threads
-// spin for a moment, then sleep. One run at a time. A child of fork() has none of the kept threads: a team
-// that has any refuses to run or close there, and its destructor leaves them alone.
+// stay awake for a moment, then sleep. One run at a time. A child of fork() has none of the kept threads: a
+// team that has any refuses to run or close there, and its destructor leaves them alone.
 class Team {
  public:
   using Body = void (*)(void* context, int thread);
@@ -66,7 +66,7 @@ class Team {
   static constexpr int kMaxThreads = 256;
 
  private:
-  // Returns once `value` is no longer `old`: spins first, then sleeps.
+  // Returns once `value` is no longer `old`: spins, then yields, then sleeps.
   static void wait_while(const std::atomic<uint32_t>& value, uint32_t old);
   void serve(int thread);
   void stop();
