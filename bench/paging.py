@@ -144,7 +144,7 @@ class _Step:
 
 
 def _run(executor: NativeExecutor) -> None:
-    executor.run(num_tokens=1, num_rows=1, num_logits=1)
+    executor.run(1, 1, 1)
 
 
 def measure(bench: Bench, contexts: Sequence[int], repeats: int) -> list[Pair]:

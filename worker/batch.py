@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class DecodePlan(Enum):
@@ -63,8 +64,7 @@ class Batch:
         return tuple(Batch(rows) for rows in by_plan if rows)
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(NamedTuple):
     """What the runner tells of one row beside its logits.
 
     Attributes:

@@ -1,43 +1,21 @@
 """Runs batches of one model over one pool and hands back logits. Draws no tokens and keeps no sessions."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from worker.batch import Batch, DecodePlan, Row, RowResult
+from worker.batch import Batch, DecodePlan, Row
 from worker.kernels.ops import implementations
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
 from worker.plan.decode_session import step_program
 from worker.plan.executor import kernels_named
-from worker.plan.policy import PlanPolicy
+from worker.plan.policy import PlanPolicy, StepLogits
 from worker.plan.program import Capacity, Constant
 
 
 class RowsNotInvariant(RuntimeError):
     """The linear kernel gave a row other bits beside other rows; this machine's workers could not agree."""
-
-
-class StepLogits(NamedTuple):
-    """What a step computed.
-
-    Attributes:
-        rows: Logits [vocab] float32 of each row with `wants_logits`, in batch order: views into the plan's
-            own memory, good until the runner's next run. They may be written.
-        results: One per row of the batch.
-    """
-
-    rows: tuple[npt.NDArray[np.float32], ...]
-    results: tuple[RowResult, ...]
-
-    @property
-    def logits(self) -> Tensor:
-        """A copy of the rows, [n, vocab] float32."""
-        return torch.from_numpy(np.stack(self.rows)) if self.rows else torch.empty(0, 0)
 
 
 class Runner:
@@ -150,22 +128,12 @@ class Runner:
             StepTooLarge: The batch, or a row's context, is over a limit; nothing ran.
             ValueError: A row's values are wrong, or rows are of several plan modes; nothing ran.
         """
-        modes = {row.plan for row in batch.rows}
-        if len(modes) > 1:
-            raise ValueError("rows are of several plan modes; each mode's rows are a turn of their own")
-        plan = modes.pop() if modes else DecodePlan.PLAN_ONCE
-        step = self._policy.forward_paged_step_persistent(batch.rows, plan, self._model, self._kv)
-        result = RowResult(
-            plan_action=step.action,
-            plan_ns=step.plan_ns,
-            step_ns=step.step_ns,
-            kernel_ns=step.kernel_ns,
-            launches=step.launches,
-            host_bytes=step.host_bytes,
-            arena_bytes=step.arena_bytes,
-            batch_size=len(batch.rows),
-        )
-        return StepLogits(step.logits, (result,) * len(batch.rows))
+        rows = batch.rows
+        plan = rows[0].plan if rows else DecodePlan.PLAN_ONCE
+        for row in rows:
+            if row.plan is not plan:
+                raise ValueError("rows are of several plan modes; each mode's rows are a turn of their own")
+        return self._policy.forward_paged_step_persistent(rows, plan, self._model, self._kv)
 
     @torch.inference_mode()
     def zero(self, blocks: Sequence[int]) -> None:

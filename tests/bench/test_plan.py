@@ -18,7 +18,8 @@ from bench.plan_report import print_checks
 from tests.bench.conftest import Run
 from worker.batch import Batch, DecodePlan
 from worker.plan.gate import GateFailed
-from worker.runner import Runner, StepLogits
+from worker.plan.policy import StepLogits
+from worker.runner import Runner
 
 SHORT = ("--prompt-tokens", "70", "--tokens", "19", "--sessions", "1", "--sessions", "3")
 LAUNCHES = 1 + 2 * 8 + 4
@@ -105,7 +106,7 @@ def test_launches_that_change_are_no_figures(tiny_path: Path, monkeypatch: pytes
     def run(self: Runner, batch: Batch) -> StepLogits:
         found = real(self, batch)
         odd = batch.rows[0].position % 2
-        return StepLogits(found.rows, tuple(replace(r, launches=r.launches + odd) for r in found.results))
+        return StepLogits(found.rows, tuple(r._replace(launches=r.launches + odd) for r in found.results))
 
     monkeypatch.setattr(Runner, "run", run)
     bench = Bench.load(str(tiny_path), kernels="reference", num_threads=1)

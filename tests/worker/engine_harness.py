@@ -19,7 +19,8 @@ from worker.model.llama import LlamaModel
 from worker.model.tokenizer import Tokenizer
 from worker.model.weights.gguf import GgufFile
 from worker.params import Sampling, SamplingChoice, Stopping
-from worker.runner import Runner, StepLogits
+from worker.plan.policy import StepLogits
+from worker.runner import Runner
 from worker.scheduler import PagedSessionScheduler
 from worker.session import Session
 

@@ -11,7 +11,8 @@ from worker import commands
 from worker.batch import Batch, DecodePlan, Failed
 from worker.detokenize import Detokenizer
 from worker.model.weights.gguf import read_gguf
-from worker.runner import Runner, StepLogits
+from worker.plan.policy import StepLogits
+from worker.runner import Runner
 from worker.scheduler import PagedSessionScheduler
 from worker.table import SessionTable
 

@@ -10,7 +10,8 @@ from tests.worker.engine_harness import Harness, HeldSteps, failed, finished, to
 from worker import commands
 from worker.batch import Batch, DecodePlan, Event, PlanAction, StepReport, TokenDrawn
 from worker.model.weights.gguf import GgufFile
-from worker.runner import Runner, StepLogits
+from worker.plan.policy import StepLogits
+from worker.runner import Runner
 
 ONCE, REPLAN = DecodePlan.PLAN_ONCE, DecodePlan.REPLAN
 NUM_TOKENS = 8

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from worker.batch import Row
 from worker.kv.storage import KvStorage
@@ -78,11 +77,6 @@ class PlanKey:
             kv_allocation_id=kv.allocation_id,
         )
 
-    @property
-    def owners(self) -> tuple[int, int]:
-        """The model and the pool."""
-        return self.model_instance_id, self.kv_allocation_id
-
     def differences(self, other: "PlanKey") -> tuple[str, ...]:
         """Names of the fields in which `other` differs."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name))
@@ -116,8 +110,8 @@ class PagedDecodeSession:
     Attributes:
         key: As given.
         program: What a replay runs.
-        host_logits: [vocab] float32 for each place of the logits, views into the plan's memory; None where
-            that is not host memory. Made once: what is touched after a replay has left the caches.
+        read_bytes: What is read of one row's logits: the id that is drawn in place, or all of them where
+            they are copied from a device.
         realize_count: Replays so far.
 
     Raises:
@@ -137,25 +131,22 @@ class PagedDecodeSession:
             raise StalePlan(reasons)
         self.key = key
         self.realize_count = 0
-        self._limits = key.limits(model.config.vocab_size)
-        capacity = Capacity(key.max_step_tokens, key.max_step_rows, self._limits.max_blocks)
-        self.program = step_program(model, kv, capacity)
-        self._buffers = StepBuffers(capacity, block_size=key.block_size, device=kv.data.device)
+        limits = key.limits(model.config.vocab_size)
+        self.program = step_program(model, kv, limits.capacity)
+        self._buffers = StepBuffers(limits, device=kv.data.device)
         self._executor: Executor = kernels.executor(self.program, self._buffers.inputs, model.store, kv)
         output = self._executor.output
-        self.host_logits: tuple[npt.NDArray[np.float32], ...] | None = None
-        if output.device.type == "cpu":
-            self.host_logits = tuple(row.numpy() for row in output)
+        self._is_copied = output.device.type != "cpu"
+        self._host_output = torch.empty(output.shape) if self._is_copied else output
+        self._logits = tuple(row.numpy() for row in self._host_output)
+        self.read_bytes = 4 * output.shape[1] if self._is_copied else 4
+        self._places: tuple[int, ...] = ()
+        self._rows: tuple[npt.NDArray[np.float32], ...] = ()
         self._bound: Binding | None = None
-
-    @property
-    def kernel_ns(self) -> int:
-        """Of the last replay, the time inside kernels, each as its longest thread took it; 0: unknown."""
-        return self._executor.kernel_ns
 
     def is_valid_for(self, key: PlanKey) -> bool:
         """Whether this plan may run steps of `key`."""
-        return self.key == key
+        return self.key is key or self.key == key
 
     def bind(self, rows: Sequence[Row], key: PlanKey) -> Binding:
         """Writes one step's inputs into the plan's buffers; a refused step leaves them as they were.
@@ -175,15 +166,14 @@ class PagedDecodeSession:
         self._bound = None
         if not self.is_valid_for(key):
             raise StalePlan(self.key.differences(key))
-        self._limits.check(rows)
         self._bound = self._buffers.bind(rows)
         return self._bound
 
-    def run(self) -> Tensor:
+    def run(self) -> int:
         """Replays the plan over what was bound last, once.
 
         Returns:
-            Logits [L, vocab] float32, a view into the plan's memory that the next replay overwrites.
+            Of its time, what was inside kernels, each as its longest thread took it, in ns; 0: not measured.
 
         Raises:
             RuntimeError: Nothing was bound since the last run.
@@ -192,5 +182,18 @@ class PagedDecodeSession:
             raise RuntimeError("run without bind: a plan replays each binding once")
         bound, self._bound = self._bound, None
         self.realize_count += 1
-        self._executor.run(num_tokens=bound.num_tokens, num_rows=bound.num_rows, num_logits=bound.num_logits)
-        return self._executor.output[: bound.num_logits]
+        kernel_ns = self._executor.run(bound.num_tokens, bound.num_rows, bound.num_logits)
+        if self._is_copied:  # waits for the launches, so that their time is counted
+            live = slice(bound.num_logits)
+            self._host_output[live].copy_(self._executor.output[live])
+        return kernel_ns
+
+    def logits_of(self, bound: Binding) -> tuple[npt.NDArray[np.float32], ...]:
+        """Where a replay leaves the logits, [vocab] float32 for each row that wants them.
+
+        Views into memory of the plan's own, good from a replay until the next one.
+        """
+        if bound.places is not self._places:
+            self._places = bound.places
+            self._rows = tuple(self._logits[place] for place in bound.places)
+        return self._rows

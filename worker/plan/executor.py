@@ -24,12 +24,12 @@ class Executor(Protocol):
     def output(self) -> Tensor:
         """[most logits, vocab] float32, the rows' stride being the arena's; each run overwrites it."""
 
-    @property
-    def kernel_ns(self) -> int:
-        """Of the last run, the time inside kernels, each as its longest thread took it; 0: not measured."""
+    def run(self, num_tokens: int, num_rows: int, num_logits: int) -> int:
+        """Runs every launch once over the live part of the inputs.
 
-    def run(self, *, num_tokens: int, num_rows: int, num_logits: int) -> None:
-        """Runs every launch once over the live part of the inputs."""
+        Returns:
+            Of its time, what was inside kernels, each as its longest thread took it, in ns; 0: not measured.
+        """
 
 
 class Kernels(Protocol):

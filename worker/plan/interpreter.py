@@ -32,7 +32,6 @@ class Interpreter:
     Attributes:
         arena: [floats] float32, all results.
         output: [most logits, vocab] float32, a view of the arena.
-        kernel_ns: Time of the last run inside implementations; 0 on a device that runs behind the host.
 
     Raises:
         ValueError: The program calls an operator that has no implementation.
@@ -52,7 +51,6 @@ class Interpreter:
         self._kv = kv
         self.arena = torch.zeros(program.arena_bytes // 4, device=kv.data.device)
         self.output = self._rows(program.output, program.capacity.num_rows)
-        self.kernel_ns = 0
         self._calls = []
         for launch in program.launches:
             if launch.operator not in implementations:
@@ -60,13 +58,16 @@ class Interpreter:
             self._calls.append((launch, implementations[launch.operator]))
 
     @torch.inference_mode()
-    def run(self, *, num_tokens: int, num_rows: int, num_logits: int) -> None:
+    def run(self, num_tokens: int, num_rows: int, num_logits: int) -> int:
         """Runs every launch once over the live part of the inputs.
 
         Args:
             num_tokens: Live tokens.
             num_rows: Live rows; those without tokens are skipped.
             num_logits: Tokens that logits are wanted for.
+
+        Returns:
+            Time inside implementations in ns; 0 on a device that runs behind the host.
         """
         live = {Extent.TOKENS: num_tokens, Extent.ROWS: num_rows, Extent.LOGITS: num_logits}
         kernel_ns = 0
@@ -79,7 +80,7 @@ class Interpreter:
                 results = (results,)
             for output, result in zip(launch.outputs, results or (), strict=True):
                 self._rows(output, live[output.extent]).copy_(result)
-        self.kernel_ns = kernel_ns if self.arena.device.type == "cpu" else 0
+        return kernel_ns if self.arena.device.type == "cpu" else 0
 
     def _operand(self, operand: Operand, live: Mapping[Extent, int]) -> Any:
         match operand:

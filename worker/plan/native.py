@@ -98,22 +98,20 @@ class NativeExecutor:
             self._add(launch)
 
     @property
-    def kernel_ns(self) -> int:
-        """Of the last run, the time inside kernels, each as its longest thread took it."""
-        return self._native.kernel_ns
-
-    @property
     def launch_ns(self) -> list[int]:
         """Of the last run, the time of each launch, as its longest thread took it."""
         return self._native.launch_ns
 
-    def run(self, *, num_tokens: int, num_rows: int, num_logits: int) -> None:
+    def run(self, num_tokens: int, num_rows: int, num_logits: int) -> int:
         """Runs every launch once over the live part of the inputs, without holding the interpreter's lock.
+
+        Returns:
+            Of its time, what was inside kernels, each as its longest thread took it, in ns.
 
         Raises:
             ValueError: A number is beyond the capacity.
         """
-        self._native.run(num_tokens, num_rows, num_logits)
+        return self._native.run(num_tokens, num_rows, num_logits)
 
     def _add(self, launch: Launch) -> None:
         packed = _PACKED.get(launch.operator)

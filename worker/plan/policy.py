@@ -2,13 +2,15 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import monotonic_ns
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from worker.batch import DecodePlan, PlanAction, Row
+from worker.batch import DecodePlan, PlanAction, Row, RowResult
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
 from worker.plan.decode_session import PagedDecodeSession, PlanKey
@@ -18,32 +20,22 @@ MAX_HELD_PLANS = 4
 """Plans held at a time: a worker needs one per set of limits that its steps come with."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """One step's logits and what its plan cost.
+class StepLogits(NamedTuple):
+    """What a step computed, and what it cost.
 
     Attributes:
-        logits: Of each row that wants them, in the order given, [vocab] float32: views into the plan's
-            memory, good until its next run.
-        action: How the step got its plan.
-        plan_ns: Time to get the plan (trace, optimise, lower) and bind.
-        step_ns: Time to run.
-        kernel_ns: Of `step_ns`, the time inside kernels, each as its longest thread took it; 0: not
-            measured.
-        launches: Kernel launches.
-        host_bytes: Bytes of inputs that were written, and of what is read of the logits: an id per row that
-            a token is drawn for, all of them where they are copied from a device.
-        arena_bytes: Size of the program's arena.
+        rows: Of each row that wants logits, in the order given, [vocab] float32: views into the plan's own
+            memory, good until its next run. They may be written.
+        results: One per row of the step, all the same.
     """
 
-    logits: tuple[npt.NDArray[np.float32], ...]
-    action: PlanAction
-    plan_ns: int
-    step_ns: int
-    kernel_ns: int
-    launches: int
-    host_bytes: int
-    arena_bytes: int
+    rows: tuple[npt.NDArray[np.float32], ...]
+    results: tuple[RowResult, ...]
+
+    @property
+    def logits(self) -> Tensor:
+        """A copy of the rows, [n, vocab] float32."""
+        return torch.from_numpy(np.stack(self.rows)) if self.rows else torch.empty(0, 0)
 
 
 class PlanPolicy:
@@ -70,6 +62,7 @@ class PlanPolicy:
         self._max_step_tokens = max_step_tokens
         self._max_step_rows = max_step_rows
         self._held: OrderedDict[PlanKey, PagedDecodeSession] = OrderedDict()
+        self._last_held: PagedDecodeSession | None = None
         self._last_key: PlanKey | None = None
         self.builds = 0
         self.reuses = 0
@@ -84,7 +77,11 @@ class PlanPolicy:
     def key(self, model: LlamaModel, kv: KvStorage) -> PlanKey:
         """What a plan for steps of `model` over `kv` must have been built for."""
         last = self._last_key
-        if last is not None and (model.instance_id, kv.allocation_id) == last.owners:
+        if (
+            last is not None
+            and last.model_instance_id == model.instance_id
+            and last.kv_allocation_id == kv.allocation_id
+        ):
             return last  # sizes and dtype are theirs for life
         self._last_key = PlanKey.of(
             model,
@@ -103,16 +100,19 @@ class PlanPolicy:
         Returns:
             The plan, and BUILT or REUSED.
         """
-        if key in self._held:
-            self._held.move_to_end(key)
-            return self._held[key], PlanAction.REUSED
-        self._let_go(key)
-        plan = self._held[key] = PagedDecodeSession(model, kv, key, self._kernels)
-        self.builds += 1
-        return plan, PlanAction.BUILT
+        action = PlanAction.REUSED
+        if (plan := self._held.get(key)) is None:
+            self._let_go(key)
+            plan, action = PagedDecodeSession(model, kv, key, self._kernels), PlanAction.BUILT
+            self._held[key] = plan
+            self.builds += 1
+        self._held.move_to_end(key)
+        self._last_held = plan
+        return plan, action
 
     def _let_go(self, key: PlanKey) -> None:
         """Makes room for a plan of `key`; nobody comes back for one of another model or pool."""
+        self._last_held = None
         for held in tuple(self._held):
             owners = {"model_instance_id", "kv_allocation_id"} & set(differences := held.differences(key))
             if owners:
@@ -122,9 +122,18 @@ class PlanPolicy:
             self.drop_reasons["least_recently_used"] += 1
             self._held.popitem(last=False)
 
+    def _plan_for(
+        self, rows: Sequence[Row], plan: DecodePlan, model: LlamaModel, kv: KvStorage, key: PlanKey
+    ) -> tuple[PagedDecodeSession, PlanAction]:
+        if plan is DecodePlan.REPLAN or key not in self._held:
+            key.limits(model.config.vocab_size).check(rows)  # before anything is built
+        if plan is DecodePlan.REPLAN:
+            return PagedDecodeSession(model, kv, key, self._kernels), PlanAction.REPLANNED
+        return self.held_plan(model, kv, key)
+
     def forward_paged_step_persistent(
         self, rows: Sequence[Row], plan: DecodePlan, model: LlamaModel, kv: KvStorage
-    ) -> PlannedStep:
+    ) -> StepLogits:
         """Runs one step.
 
         PLAN_ONCE binds and replays a held plan, building it on first use. REPLAN uses nothing held: it
@@ -143,28 +152,30 @@ class PlanPolicy:
         """
         start_ns = monotonic_ns()
         key = self.key(model, kv)
-        if plan is DecodePlan.REPLAN or key not in self._held:
-            key.limits(model.config.vocab_size).check(rows)
-        if plan is DecodePlan.REPLAN:
-            session, action = PagedDecodeSession(model, kv, key, self._kernels), PlanAction.REPLANNED
+        session = self._last_held
+        if plan is DecodePlan.PLAN_ONCE and session is not None and session.key is key:
+            action = PlanAction.REUSED
         else:
-            session, action = self.held_plan(model, kv, key)
+            session, action = self._plan_for(rows, plan, model, kv, key)
         bound = session.bind(rows, key)
+        # What can be is made ready now: after the run caches hold the last weights and nothing else.
+        logits = session.logits_of(bound)
+        program, num_rows = session.program, len(rows)
+        launches, arena_bytes = len(program.launches), program.arena_bytes
+        host_bytes = bound.num_bytes + bound.num_logits * session.read_bytes
         bound_ns = monotonic_ns()
-        live = session.run()
-        host_logits, num_copied = session.host_logits, 0
-        if host_logits is None:  # the copy waits for the launches, so that their time is counted
-            host_logits, num_copied = tuple(row.numpy() for row in live.cpu()), live.nbytes
+        kernel_ns = session.run()
         end_ns = monotonic_ns()
         self.reuses += action is PlanAction.REUSED
         self.replans += action is PlanAction.REPLANNED
-        return PlannedStep(
-            logits=tuple(host_logits[place] for place in bound.places if place is not None),
-            action=action,
-            plan_ns=bound_ns - start_ns,
-            step_ns=end_ns - bound_ns,
-            kernel_ns=session.kernel_ns,
-            launches=len(session.program.launches),
-            host_bytes=bound.num_bytes + (num_copied or 4 * bound.num_logits),
-            arena_bytes=session.program.arena_bytes,
+        result = RowResult(
+            action,
+            bound_ns - start_ns,
+            end_ns - bound_ns,
+            kernel_ns,
+            launches,
+            host_bytes,
+            arena_bytes,
+            num_rows,
         )
+        return StepLogits(logits, (result,) * num_rows)

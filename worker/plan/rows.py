@@ -1,9 +1,10 @@
 """What the rows of a step must be, so that no program is given a place outside its memory. Runs nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from worker.batch import Row
+from worker.plan.program import Capacity
 
 
 class StepTooLarge(ValueError):
@@ -37,9 +38,9 @@ class StepLimits:
     num_blocks: int
 
     @property
-    def max_blocks(self) -> int:
-        """Blocks that hold the longest context."""
-        return -(-self.max_context_tokens // self.block_size)
+    def capacity(self) -> Capacity:
+        """What a program needs for such steps."""
+        return Capacity(self.num_tokens, self.num_rows, -(-self.max_context_tokens // self.block_size))
 
     def check(self, rows: Sequence[Row]) -> None:
         """Checks the rows of one step.
@@ -66,10 +67,9 @@ class StepLimits:
                 )
             sessions.add(row.session_id)
             self._check_row(row, f"rows[{index}]")
-            slots = slots_of(row, self.block_size)
             before = len(written)
-            written.update(slots)
-            if len(written) - before < len(slots):
+            written.update(_slots_of(row, self.block_size))
+            if len(written) - before < len(row.token_ids):
                 raise ValueError(f"rows[{index}].block_table: a slot would be written twice in one step")
 
     def _check_row(self, row: Row, where: str) -> None:
@@ -79,20 +79,15 @@ class StepLimits:
             raise ValueError(f"{where}.token_ids holds an id outside 0..{self.vocab_size - 1}")
         if row.position < 0:
             raise ValueError(f"{where}.position={row.position} is below 0")
-        wanted = -(-row.context_len // self.block_size)
-        if not wanted <= len(row.block_table) <= self.max_blocks:
+        wanted, most = -(-row.context_len // self.block_size), self.capacity.max_blocks
+        if not wanted <= len(row.block_table) <= most:
             raise ValueError(
-                f"{where}.block_table has {len(row.block_table)} blocks, {wanted} are needed, "
-                f"{self.max_blocks} at most"
+                f"{where}.block_table has {len(row.block_table)} blocks, {wanted} are needed, {most} at most"
             )
         if min(row.block_table) < 0 or max(row.block_table) >= self.num_blocks:
             raise ValueError(f"{where}.block_table holds a block outside 0..{self.num_blocks - 1}")
 
 
-def slots_of(row: Row, block_size: int) -> list[int]:
-    """Where the KV of the row's new tokens goes: block times block size plus place in the block."""
-    table = row.block_table
-    return [
-        table[position // block_size] * block_size + position % block_size
-        for position in range(row.position, row.context_len)
-    ]
+def _slots_of(row: Row, block_size: int) -> Iterator[int]:
+    for position in range(row.position, row.context_len):
+        yield row.block_table[position // block_size] * block_size + position % block_size

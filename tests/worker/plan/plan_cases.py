@@ -15,6 +15,7 @@ from worker.model.weights.gguf import read_gguf
 from worker.plan.buffers import StepBuffers
 from worker.plan.graph import StepInputs
 from worker.plan.program import Capacity, Extent, live_length
+from worker.plan.rows import StepLimits
 
 BOTH_KERNELS = ["reference", "native"]
 
@@ -80,8 +81,21 @@ def row_of(
     return Row(session, token_ids, position, tuple(blocks), wants_logits, plan)
 
 
-def live_inputs(buffers: StepBuffers, rows: Sequence[Row]) -> tuple[StepInputs, tuple[int | None, ...]]:
-    """Binds rows and cuts the inputs as a program reads them; and the places of the rows' logits."""
+def buffers_of(capacity: Capacity, *, block_size: int = 16, device: str = "cpu") -> StepBuffers:
+    """Buffers of a plan for any of the pools and models here."""
+    limits = StepLimits(
+        num_tokens=capacity.num_tokens,
+        num_rows=capacity.num_rows,
+        max_context_tokens=capacity.max_blocks * block_size,
+        vocab_size=256,
+        block_size=block_size,
+        num_blocks=1024,
+    )
+    return StepBuffers(limits, device=torch.device(device))
+
+
+def live_inputs(buffers: StepBuffers, rows: Sequence[Row]) -> tuple[StepInputs, tuple[int, ...]]:
+    """Binds rows and cuts the inputs as a program reads them; and the places of their logits."""
     bound = buffers.bind(rows)
     live = {Extent.TOKENS: bound.num_tokens, Extent.ROWS: bound.num_rows, Extent.LOGITS: bound.num_logits}
     cut = (getattr(buffers.inputs, name)[: live_length(name, live)].clone() for name in StepInputs._fields)
@@ -91,6 +105,6 @@ def live_inputs(buffers: StepBuffers, rows: Sequence[Row]) -> tuple[StepInputs, 
 def eager_logits(model: LlamaModel, kv: KvStorage, rows: Sequence[Row]) -> Tensor:
     """Logits of the model's step as it is written, in the order of the rows that want them."""
     capacity = Capacity(sum(len(row.token_ids) for row in rows), len(rows), 64)
-    inputs, places = live_inputs(StepBuffers(capacity, block_size=kv.block_size), rows)
+    inputs, places = live_inputs(buffers_of(capacity, block_size=kv.block_size), rows)
     logits = model.forward_paged_step(*inputs, kv=kv)
-    return torch.stack([logits[place] for place in places if place is not None])
+    return logits[list(places)]

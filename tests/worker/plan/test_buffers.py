@@ -1,9 +1,12 @@
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.worker.plan import plan_cases
 from tests.worker.plan.plan_cases import live_inputs, row_of
 from worker.batch import Row
 from worker.plan.buffers import StepBuffers
@@ -14,14 +17,16 @@ DECODE_BYTES = 4 + 4 + 8 + 4
 
 
 def buffers_of(*, tokens: int = 64, rows: int = 3, blocks: int = 4) -> StepBuffers:
-    return StepBuffers(Capacity(tokens, rows, blocks), block_size=BLOCK)
+    return plan_cases.buffers_of(Capacity(tokens, rows, blocks), block_size=BLOCK)
 
 
 def seen(buffers: StepBuffers, rows: list[Row]) -> list[tuple]:
     """What a program reads of each row, in the order of `rows`, without the order of slots."""
     inputs, places = live_inputs(buffers, rows)
     parts = []
-    for row, place in zip(rows, places, strict=True):
+    of_row = iter(places)
+    for row in rows:
+        place = next(of_row) if row.wants_logits else None
         slot = buffers.slot(row.session_id)
         first, end = inputs.query_start[slot : slot + 2].tolist()
         context = int(inputs.context_len[slot])
@@ -40,7 +45,8 @@ def seen(buffers: StepBuffers, rows: list[Row]) -> list[tuple]:
     assert {slot for slot, count in enumerate(counts.tolist()) if count} == taken
     assert inputs.query_start[0] == 0
     assert inputs.query_start[-1] == len(inputs.token_ids)
-    assert sorted(place for place in places if place is not None) == list(range(len(inputs.logits_index)))
+    assert sorted(places) == list(range(len(inputs.logits_index)))
+    assert next(of_row, None) is None
     return parts
 
 
@@ -125,7 +131,8 @@ def batches(draw) -> list[list[Row]]:
         for name in names:
             position, count = draw(st.integers(0, 40)), draw(st.integers(1, 20))
             wanted = -(-(position + count) // BLOCK)
-            table = draw(st.lists(st.integers(0, 63), min_size=wanted, max_size=4, unique=True))
+            own = 64 * "abcdef".index(name)
+            table = draw(st.lists(st.integers(own, own + 63), min_size=wanted, max_size=4, unique=True))
             rows.append(row_of(name, count, position, table, wants_logits=draw(st.booleans())))
         steps.append(rows)
     return steps
@@ -139,6 +146,61 @@ def test_after_any_steps_a_program_reads_what_fresh_buffers_hold(steps):
         assert seen(held, rows) == seen(buffers_of(), rows)
 
 
+def spoiled(draw, rows: list[Row]) -> list[Row]:
+    """The rows with one value that is wrong, or as they are."""
+    index = draw(st.integers(0, len(rows) - 1))
+    row = rows[index]
+    last = (*row.token_ids[:-1], draw(st.sampled_from([-1, 256])))
+    wrong = draw(
+        st.sampled_from(
+            [
+                row,
+                replace(row, token_ids=last),
+                replace(row, token_ids=()),
+                replace(row, position=-1),
+                replace(row, position=70),
+                replace(row, position=row.position + 30),
+                replace(row, block_table=row.block_table[:-1]),
+                replace(row, block_table=(*row.block_table, 5, 6, 7, 8)),
+                replace(row, block_table=(*row.block_table[:-1], draw(st.sampled_from([-1, 1024])))),
+                replace(row, block_table=(row.block_table[0],) * len(row.block_table)),
+                replace(row, block_table=rows[0].block_table),
+                replace(row, session_id=rows[0].session_id),
+            ]
+        )
+    )
+    return [*rows[:index], wrong, *rows[index + 1 :]]
+
+
+@st.composite
+def batches_and_spoiled_ones(draw) -> list[list[Row]]:
+    """Each step comes once more with its rows one token on, as it is in decoding, and either may be wrong."""
+    steps = []
+    for rows in draw(batches()):
+        once_more = [
+            replace(row, position=row.position + draw(st.integers(0, 1)), token_ids=row.token_ids)
+            for row in rows
+        ]
+        steps += [spoiled(draw, rows), spoiled(draw, once_more)]
+    return steps
+
+
+@settings(deadline=None, max_examples=300)
+@given(batches_and_spoiled_ones())
+def test_a_step_is_refused_as_its_check_says_and_leaves_no_trace(steps):
+    held = buffers_of()
+    for rows in steps:
+        slots = [held.slot(name) for name in "abcdef"]
+        try:
+            held._limits.check(rows)
+        except ValueError as error:
+            with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):
+                held.bind(rows)
+            assert [held.slot(name) for name in "abcdef"] == slots
+        else:
+            assert seen(held, rows) == seen(buffers_of(), rows)
+
+
 def test_the_buffers_share_memory_with_what_the_program_reads():
     buffers = buffers_of()
     before = [tensor.data_ptr() for tensor in buffers.inputs]
@@ -148,9 +210,9 @@ def test_the_buffers_share_memory_with_what_the_program_reads():
 
 
 def test_another_device_gets_a_copy_of_the_live_parts():
-    meta = StepBuffers(Capacity(64, 3, 4), block_size=BLOCK, device=torch.device("meta"))
+    meta = plan_cases.buffers_of(Capacity(64, 3, 4), block_size=BLOCK, device="meta")
     assert all(tensor.is_meta for tensor in meta.inputs)
-    bound = meta.bind([row_of("a", 2), row_of("b", 1)])
+    bound = meta.bind([row_of("a", 2), row_of("b", 1, blocks=(9,))])
     tokens, rows = 3, 2
     assert bound.num_bytes == tokens * 16 + rows * (4 * 4 + 4) + 4 * (rows + 1) + 4 * 2
 

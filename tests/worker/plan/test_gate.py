@@ -1,6 +1,5 @@
 """The gate: both plan modes agree bit for bit, and it sees every broken guard, whatever runs the plans."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -166,8 +165,9 @@ def test_sees_an_ignored_flag(steps, arm, monkeypatch, plan):
 
 
 def test_sees_a_stuck_counter(steps, arm, monkeypatch):
-    real = PlanPolicy.held_plan
-    monkeypatch.setattr(PlanPolicy, "held_plan", lambda *some: (real(*some)[0], PlanAction.BUILT))
+    monkeypatch.setattr(
+        PlanPolicy, "reuses", property(lambda self: 0, lambda self, value: None), raising=False
+    )
     with pytest.raises(GateFailed, match=r"PLAN_ONCE.*\(1, 0, 0\)"):
         check_plan_parity(arm(), arm(), steps)
 
@@ -179,7 +179,7 @@ def test_sees_a_wrong_block(steps, arm, monkeypatch):
     def once(self, table, slot):
         known = (id(self), slot) in seen
         seen.add((id(self), slot))
-        return 0 if known else real(self, table, slot)
+        return True if known else real(self, table, slot)
 
     monkeypatch.setattr(StepBuffers, "_write_table", once)
     with pytest.raises(GateFailed, match="logits differ"):
@@ -191,7 +191,7 @@ def swapped_logits(monkeypatch):
 
     def bind(self, rows):
         bound = real(self, rows)
-        return replace(bound, places=bound.places[::-1] if self._num_steps > 8 else bound.places)
+        return bound._replace(places=bound.places[::-1]) if self._num_layouts > 8 else bound
 
     monkeypatch.setattr(StepBuffers, "bind", bind)
 
@@ -199,10 +199,10 @@ def swapped_logits(monkeypatch):
 def shared_slot(monkeypatch):
     real = StepBuffers._seat
 
-    def seat(self, rows):
-        real(self, rows)
-        if self._num_steps > 8 and len(rows) > 1:
-            self._slots[rows[0].session_id] = self._slots[rows[1].session_id]
+    def seat(self, session_ids):
+        real(self, session_ids)
+        if self._num_layouts > 8 and len(session_ids) > 1:
+            self._slots[session_ids[0]] = self._slots[session_ids[1]]
 
     monkeypatch.setattr(StepBuffers, "_seat", seat)
 
@@ -211,7 +211,7 @@ def tables_of_other_slots(monkeypatch):
     real = StepBuffers._write_table
 
     def write(self, table, slot):
-        return real(self, table, slot ^ 1 if self._num_steps > 8 else slot)
+        return real(self, table, slot ^ 1 if self._num_layouts > 8 else slot)
 
     monkeypatch.setattr(StepBuffers, "_write_table", write)
 

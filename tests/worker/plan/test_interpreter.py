@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from tests.worker.numerics import bits
-from tests.worker.plan.plan_cases import SHAPES, eager_logits, model_of, pool_of, row_of
+from tests.worker.plan.plan_cases import SHAPES, buffers_of, eager_logits, model_of, pool_of, row_of
 from worker.batch import Row
 from worker.kernels.ops import implementations
-from worker.plan.buffers import StepBuffers
 from worker.plan.graph import trace
 from worker.plan.interpreter import Interpreter
 from worker.plan.lower import lower
@@ -32,23 +31,22 @@ def test_every_step_has_the_bits_of_the_plain_model(shape, graph, tmp_path):
     kv, plain_kv = (pool_of(model, block_size=sizes.block_size) for _ in range(2))
     step = trace(model, kv)
     program = lower(optimise(step) if graph == "optimised" else step, CAPACITY)
-    buffers = StepBuffers(CAPACITY, block_size=sizes.block_size)
+    buffers = buffers_of(CAPACITY, block_size=sizes.block_size)
     interpreter = Interpreter(program, implementations("reference"), buffers.inputs, model.store, kv)
     for rows in STEPS:
         bound = buffers.bind(rows)
         interpreter.arena.fill_(float("nan"))
-        interpreter.run(num_tokens=bound.num_tokens, num_rows=bound.num_rows, num_logits=bound.num_logits)
-        places = [place for place in bound.places if place is not None]
+        kernel_ns = interpreter.run(bound.num_tokens, bound.num_rows, bound.num_logits)
         expected = eager_logits(model, plain_kv, rows)
-        assert torch.equal(bits(interpreter.output[places]), bits(expected))
+        assert torch.equal(bits(interpreter.output[list(bound.places)]), bits(expected))
         assert torch.equal(bits(kv.data), bits(plain_kv.data))
-        assert interpreter.kernel_ns > 0
+        assert kernel_ns > 0
 
 
 def test_an_operator_without_implementation_is_refused(tiny_llama):
     kv = pool_of(tiny_llama)
     some = {name: call for name, call in implementations("reference").items() if name != "rope_store"}
     program = lower(optimise(trace(tiny_llama, kv)), CAPACITY)
-    buffers = StepBuffers(CAPACITY, block_size=16)
+    buffers = buffers_of(CAPACITY)
     with pytest.raises(ValueError, match="rope_store, which has no implementation"):
         Interpreter(program, some, buffers.inputs, tiny_llama.store, kv)

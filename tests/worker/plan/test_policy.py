@@ -25,12 +25,12 @@ def test_s18_a_pool_rebuilt_under_a_held_plan_is_built_again_and_the_old_one_let
     def run(kv, plan=DecodePlan.PLAN_ONCE):
         return policy.forward_paged_step_persistent([row_of("a")], plan, tiny_llama, kv)
 
-    assert [run(kv).action for kv in (first, first)] == [PlanAction.BUILT, PlanAction.REUSED]
+    assert [run(kv).results[0].plan_action for kv in (first, first)] == [PlanAction.BUILT, PlanAction.REUSED]
     old_pool = weakref.ref(first)
     old_plan = weakref.ref(policy.held_plan(tiny_llama, first, policy.key(tiny_llama, first))[0])
     first.data.fill_(float("nan"))
     del first
-    actions = [run(kv).action for kv in (second, second)]
+    actions = [run(kv).results[0].plan_action for kv in (second, second)]
     assert actions == [PlanAction.BUILT, PlanAction.REUSED]
     assert policy.drop_reasons == {"kv_allocation_id": 1}
     assert policy.num_held == 1
@@ -38,7 +38,7 @@ def test_s18_a_pool_rebuilt_under_a_held_plan_is_built_again_and_the_old_one_let
     assert old_plan() is None
     assert old_pool() is None
     step = run(second, DecodePlan.REPLAN)
-    assert step.action is PlanAction.REPLANNED
+    assert step.results[0].plan_action is PlanAction.REPLANNED
     assert (policy.builds, policy.reuses, policy.replans) == (2, 2, 1)
 
 
@@ -59,14 +59,16 @@ def test_what_a_step_costs_is_told(policy, tiny_llama):
 
     run(row_of("a", 5), row_of("b", 3, blocks=(9,)))
     run(row_of("a", 1, 5), row_of("b", 1, 3, (9,)))
-    step = run(row_of("b", 1, 4, (9,)), row_of("a", 1, 6))
+    told = run(row_of("b", 1, 4, (9,)), row_of("a", 1, 6))
+    assert len(told.rows) == len(told.results) == 2
+    step = told.results[0]
+    assert step.batch_size == 2
     assert step.host_bytes == 2 * (4 + 4 + 8 + 4) + 2 * 4
-    assert len(step.logits) == 2
     assert step.launches == 5 + 8 * tiny_llama.config.num_layers
     assert 0 < step.kernel_ns <= step.step_ns
     assert step.plan_ns > 0
     assert step.arena_bytes > 4 * tiny_llama.config.vocab_size
-    fresh = run(row_of("a", 1, 7), plan=DecodePlan.REPLAN)
+    fresh = run(row_of("a", 1, 7), plan=DecodePlan.REPLAN).results[0]
     assert (fresh.launches, fresh.arena_bytes) == (step.launches, step.arena_bytes)
     assert fresh.plan_ns > step.plan_ns
 

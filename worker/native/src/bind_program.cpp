@@ -22,9 +22,9 @@ class HeldProgram {
 
   const Program& program() const { return program_; }
 
-  void run(int64_t num_tokens, int64_t num_rows, int64_t num_logits) {
+  int64_t run(int64_t num_tokens, int64_t num_rows, int64_t num_logits) {
     nb::gil_scoped_release release;
-    program_.run({num_tokens, num_rows, num_logits});
+    return program_.run({num_tokens, num_rows, num_logits});
   }
 
   void embedding(const PackedMatrix& weight, const AnyArray& token_ids, const HeldView& out) {
@@ -162,7 +162,6 @@ void bind_program(nb::module_& module) {
       .def_prop_ro("num_launches", [](const Held& self) { return self.program().num_launches(); })
       .def_prop_ro("kernel_set", [](const Held& self) { return std::string(self.program().kernel_set()); })
       .def_prop_ro("busy_ns", [](const Held& self) { return self.program().busy_ns(); })
-      .def_prop_ro("kernel_ns", [](const Held& self) { return self.program().kernel_ns(); })
       .def_prop_ro("launch_ns", [](const Held& self) { return self.program().launch_ns(); });
 }
 

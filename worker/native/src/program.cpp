@@ -54,7 +54,7 @@ void Program::push(Extent extent, int64_t num_panels, int64_t cost, std::functio
   launches_.push_back({extent, num_panels, nullptr, cost, std::move(body)});
 }
 
-void Program::run(const Sizes& live) {
+int64_t Program::run(const Sizes& live) {
   check_live("num_tokens", live.tokens, capacity_.tokens);
   check_live("num_rows", live.rows, capacity_.rows);
   check_live("num_logits", live.logits, capacity_.logits);
@@ -69,6 +69,9 @@ void Program::run(const Sizes& live) {
   const int64_t num_ticks = ticks() - first_tick;
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
   ns_per_tick_ = num_ticks > 0 ? static_cast<double>(ns) / static_cast<double>(num_ticks) : 0.0;
+  int64_t kernel_ticks = 0;
+  for (size_t i = 0; i < launches_.size(); ++i) kernel_ticks += longest_ticks(i);
+  return to_ns(kernel_ticks);
 }
 
 void Program::prepare(const Sizes& live) {
@@ -131,24 +134,27 @@ void Program::run_shared(size_t launch, int thread) {
   body_ticks_[static_cast<size_t>(thread)][launch] = ticks() - start;
 }
 
+int64_t Program::longest_ticks(size_t launch) const {
+  int64_t longest = 0;
+  for (const auto& of_launch : body_ticks_) longest = std::max(longest, of_launch[launch]);
+  return longest;
+}
+
+int64_t Program::to_ns(int64_t ticks) const {
+  return static_cast<int64_t>(static_cast<double>(ticks) * ns_per_tick_);
+}
+
+std::vector<int64_t> Program::launch_ns() const {
+  std::vector<int64_t> longest(launches_.size());
+  for (size_t i = 0; i < longest.size(); ++i) longest[i] = to_ns(longest_ticks(i));
+  return longest;
+}
+
 int64_t Program::busy_ns() const {
   int64_t total = 0;
   for (const auto& of_launch : body_ticks_)
     total = std::accumulate(of_launch.begin(), of_launch.end(), total);
-  return static_cast<int64_t>(static_cast<double>(total) * ns_per_tick_ / team_.size());
-}
-
-std::vector<int64_t> Program::launch_ns() const {
-  std::vector<int64_t> longest(launches_.size(), 0);
-  for (const auto& of_launch : body_ticks_)
-    for (size_t i = 0; i < of_launch.size(); ++i) longest[i] = std::max(longest[i], of_launch[i]);
-  for (int64_t& time : longest) time = static_cast<int64_t>(static_cast<double>(time) * ns_per_tick_);
-  return longest;
-}
-
-int64_t Program::kernel_ns() const {
-  const std::vector<int64_t> times = launch_ns();
-  return std::accumulate(times.begin(), times.end(), int64_t{0});
+  return to_ns(total) / team_.size();
 }
 
 }  // namespace pagecast

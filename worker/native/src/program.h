@@ -71,16 +71,16 @@ class Program {
 
   // Runs all launches on the live sizes. Throws std::invalid_argument beyond the capacity or for rows that
   // don't fit the sizes, std::logic_error where the team is closed or in use; nothing has run then.
-  void run(const Sizes& live);
+  // Returns the time inside launches' bodies in ns, each as its longest thread took it: what is left of the
+  // run is hand-over, meetings and bookkeeping.
+  int64_t run(const Sizes& live);
 
   size_t num_launches() const { return launches_.size(); }
   const char* kernel_set() const { return kernels_.name; }
-  // Time of the last run inside each launch's body, as its longest thread took it, and the sum of these: what
-  // is left of the run is hand-over, meetings and bookkeeping.
+  // Of the last run, launch by launch.
   std::vector<int64_t> launch_ns() const;
-  int64_t kernel_ns() const;
-  // Time of the last run inside bodies as a mean over threads: less than kernel_ns by what threads wait for
-  // one another inside a launch.
+  // Time of the last run inside bodies as a mean over threads: less by what threads wait for one another
+  // inside a launch.
   int64_t busy_ns() const;
 
  private:
@@ -119,6 +119,10 @@ class Program {
   size_t run_serial(size_t launch, int thread);
   void run_timed(size_t launch, int64_t first, int64_t last, int thread);
   void run_shared(size_t launch, int thread);
+
+  // Of the last run, a launch's ticks in the thread that took longest.
+  int64_t longest_ticks(size_t launch) const;
+  int64_t to_ns(int64_t ticks) const;
 
   Team& team_;
   const Kernels& kernels_;

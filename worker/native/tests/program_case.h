@@ -97,7 +97,7 @@ struct Step {
       if (lengths[r] > 0) wanted[static_cast<size_t>(live.logits++)] = start[r + 1] - 1;
     }
   }
-  void run() { program.run(live); }
+  int64_t run() { return program.run(live); }
 
   // Live rows of a view, as a matrix of their own.
   Matrix read(const View& view) const {

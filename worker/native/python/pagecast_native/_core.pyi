@@ -218,8 +218,11 @@ class Program:
         tokens.
         """
 
-    def run(self, num_tokens: int, num_rows: int, num_logits: int) -> None:
+    def run(self, num_tokens: int, num_rows: int, num_logits: int) -> int:
         """Runs all launches, without the GIL.
+
+        Returns:
+            Time in launches' bodies in ns, each as its longest thread took it.
 
         Raises:
             ValueError: A size beyond the capacity, or query_start or context_len that don't fit the sizes;
@@ -232,13 +235,9 @@ class Program:
     @property
     def kernel_set(self) -> str: ...
     @property
-    def kernel_ns(self) -> int:
-        """Time in launches' bodies during the last run, each as its longest thread took it."""
-
-    @property
     def launch_ns(self) -> list[int]:
-        """`kernel_ns` launch by launch."""
+        """Of the last run, launch by launch, as its longest thread took it."""
 
     @property
     def busy_ns(self) -> int:
-        """Time in bodies as a mean over threads: `kernel_ns` without what threads waited inside launches."""
+        """Of the last run, time in bodies as a mean over threads: without what they waited for each other."""
