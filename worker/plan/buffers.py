@@ -143,8 +143,9 @@ class StepBuffers:
         token_ids, position, slot_mapping = self._token_ids, self._position, self._slot_mapping
         written: set[int] = set()
         num_tokens = 0
-        for row, (session_id, count, wants_logits, slot, first) in zip(rows, seats, strict=True):
-            at, place, table = first, row.position, row.block_table
+        for index, row in enumerate(rows):
+            session_id, count, wants_logits, slot, at = seats[index]
+            place, table = row.position, row.block_table
             end = place + count
             if (
                 row.session_id != session_id
