@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from worker.config import prepare_process
-from worker.plan.command_line import PictureFailed, PictureFile, require_packages
+from worker.plan.command_line import PictureFailed, PictureFile, Program, require_packages
 
 if TYPE_CHECKING:
     from bench.loading import Bench
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MAX_THREADS = 256
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Measure Pagecast in process, without gateway and gRPC."""
     prepare_process()

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 import grpc
 import pytest
@@ -217,3 +218,11 @@ def test_short_help_works_everywhere(command: list[str]) -> None:
     result = run(*command, "-h")
     assert result.exit_code == 0
     assert result.stdout.startswith("Usage: ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_help_on_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "service.cli", "serve", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
-from worker.plan.command_line import PictureFailed, PictureFile, require_packages
+from worker.plan.command_line import PictureFailed, PictureFile, Program, require_packages
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Look at decode plans."""
 

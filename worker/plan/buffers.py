@@ -25,7 +25,7 @@ class Binding(NamedTuple):
         num_rows: Slots up to the last one that has tokens.
         num_logits: Tokens that logits are wanted for.
         places: Which of the logits belong to the rows that want them, in the order given.
-        num_bytes: What was written for the program to read.
+        num_bytes: What was written for the program to read, of what differs from the last step.
     """
 
     num_tokens: int
@@ -111,7 +111,13 @@ class StepBuffers:
         return self._slots.get(session_id)
 
     def bind(self, rows: Sequence[Row]) -> Binding:
-        """Checks and writes one step. A refused one changes no slot, and nothing of it reaches a later step.
+        """Checks and writes one step. A refused one changes no slot.
+
+        Whatever ends a bind, an interrupt or a lack of memory too: nothing of it reaches a later step. What a
+        step must not trust is forgotten before it is written anew, and known again after.
+
+        Args:
+            rows: Of one step, their values of the types that `Row` names.
 
         Raises:
             StepTooLarge: The step is over a limit.
@@ -137,7 +143,7 @@ class StepBuffers:
             written by then is written again by the next step, tables apart: those are compared.
         """
         seats, limits = self._seats, self._limits
-        if len(rows) != len(seats):
+        if not seats or len(rows) != len(seats):
             return False
         vocab_size, block_size, most = limits.vocab_size, limits.block_size, limits.max_context_tokens
         token_ids, position, slot_mapping = self._token_ids, self._position, self._slot_mapping
@@ -178,13 +184,15 @@ class StepBuffers:
             return False
         new: npt.NDArray[np.int32] = np.array(table, np.int32)
         changed = np.flatnonzero(held != new)
+        self._tables[slot] = ()
         held[changed] = new[changed]
-        self._tables[slot] = table
+        self._tables[slot] = tuple(table)
         self._num_bytes += 4 * len(changed)
         return True
 
     def _lay_out(self, rows: Sequence[Row]) -> None:
         """Seats the rows, and has the layout of that."""
+        self._seats = ()
         self._num_layouts += 1
         self._seat([row.session_id for row in rows])
         slots = [self._slots[row.session_id] for row in rows]
@@ -200,15 +208,16 @@ class StepBuffers:
             num_tokens += len(rows[index].token_ids)
             if rows[index].wants_logits:
                 place_of[index] = len(place_of)
+        places = tuple(place_of[index] for index in sorted(place_of))
+        self._binding = Binding(num_tokens, slots[order[-1]] + 1, len(places), places, 0)
         self._seats = tuple(
             _Seat(row.session_id, len(row.token_ids), row.wants_logits, slots[index], first[index])
             for index, row in enumerate(rows)
         )
-        places = tuple(place_of[index] for index in sorted(place_of))
-        self._binding = Binding(num_tokens, slots[order[-1]] + 1, len(places), places, 0)
 
     def _write_layout(self, layout: Layout) -> None:
         """Writes where rows start, up to the last one that has tokens, and which tokens logits are of."""
+        self._layout = ()
         start = num_rows = num_logits = 0
         for slot, num_tokens, wants_logits in layout:
             for empty in range(num_rows, slot + 1):
@@ -233,8 +242,9 @@ class StepBuffers:
         for session_id in new:
             slot = min(range(len(self._last_layout)), key=self._last_layout.__getitem__)
             if (gone := self._sessions[slot]) is not None:
-                del self._slots[gone]
-            self._slots[session_id], self._sessions[slot] = slot, session_id
+                self._slots.pop(gone, None)
+            self._sessions[slot] = session_id
+            self._slots[session_id] = slot
             self._last_layout[slot] = self._num_layouts
 
     def _copy(self, bound: Binding) -> int:

@@ -25,6 +25,27 @@ def require_packages() -> None:
         sys.exit(1)
 
 
+class Program(click.Group):
+    """Ends with 130 where Ctrl-C comes, and with one line where the system refuses, as a full disk does."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Parse the arguments and run what they name."""
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            # What could not be written would be tried again, and fail again, when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            click.echo(f"error: {error.strerror or error}", err=True)
+            sys.exit(1)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
 class PictureFailed(Exception):
     """No picture could be made; the message says why."""
 

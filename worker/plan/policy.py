@@ -107,7 +107,8 @@ class PlanPolicy:
             self._held[key] = plan
             self.builds += 1
         self._held.move_to_end(key)
-        self._last_held = plan
+        # Steps know the plan by the identity of its own key, whatever keys there were in between.
+        self._last_held, self._last_key = plan, plan.key
         return plan, action
 
     def _let_go(self, key: PlanKey) -> None:

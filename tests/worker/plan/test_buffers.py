@@ -1,4 +1,5 @@
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -199,6 +200,69 @@ def test_a_step_is_refused_as_its_check_says_and_leaves_no_trace(steps):
             assert [held.slot(name) for name in "abcdef"] == slots
         else:
             assert seen(held, rows) == seen(buffers_of(), rows)
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def interrupt_bind(buffers: StepBuffers, rows: list[Row], after_lines: int) -> bool:
+    """Binds, and raises at the line of the buffers' code that comes after so many; whether there was one."""
+    lines = 0
+
+    def trace(frame, event, _argument):
+        nonlocal lines
+        if not frame.f_code.co_filename.endswith("buffers.py"):
+            return None
+        if event == "line":
+            lines += 1
+            if lines > after_lines:
+                raise Interrupted
+        return trace
+
+    sys.settrace(trace)
+    try:
+        buffers.bind(rows)
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_an_interrupt_at_any_line_leaves_no_trace():
+    """As Ctrl-C does, or memory that runs out: the buffers forget before they write."""
+    first = [row_of("a", 3, 15, (7, 2, 9)), row_of("b", 1, 4, (30,), wants_logits=False)]
+    moved = [row_of("a", 3, 18, (8, 2, 10)), row_of("b", 1, 5, (31,), wants_logits=False)]
+    longer = [row_of("a", 5, 15, (7, 2, 9)), row_of("b", 2, 4, (30,))]
+    others = [row_of("d", 5, 0, (40,)), row_of("b", 2, 5, (30,)), row_of("c", 1, 0, (50,))]
+    for second in (moved, longer, others):
+        after_lines = 0
+        is_interrupted = True
+        while is_interrupted:
+            for third in (first, moved, others):
+                held = buffers_of()
+                held.bind([row_of("c", 1, 0, (50,))])
+                held.bind(first)
+                is_interrupted = interrupt_bind(held, second, after_lines)
+                for rows in (third, first, moved, others):
+                    assert seen(held, rows) == seen(buffers_of(), rows), after_lines
+            after_lines += 1
+        assert after_lines > 20
+
+
+def test_no_rows_are_refused_before_the_first_step_too():
+    with pytest.raises(ValueError, match="rows is empty"):
+        buffers_of().bind([])
+
+
+def test_a_table_that_its_owner_changes_in_place_is_written_again():
+    buffers, table = buffers_of(), [3, 5]
+    row = row_of("a", 1, 20)
+    buffers.bind([replace(row, block_table=table)])
+    table[0] = 9
+    buffers.bind([replace(row, block_table=table)])
+    assert buffers.inputs.block_table[0, :2].tolist() == [9, 5]
 
 
 def test_the_buffers_share_memory_with_what_the_program_reads():

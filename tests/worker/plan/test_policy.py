@@ -51,6 +51,24 @@ def test_another_model_is_a_counted_reason_too(policy, tiny_llama, tmp_path):
     assert policy.num_held == 1
 
 
+def test_a_step_without_rows_is_refused_by_a_plan_that_ran_none(policy, tiny_llama):
+    kv = pool_of(tiny_llama)
+    policy.held_plan(tiny_llama, kv, policy.key(tiny_llama, kv))
+    for plan in DecodePlan:
+        with pytest.raises(ValueError, match="rows is empty"):
+            policy.forward_paged_step_persistent((), plan, tiny_llama, kv)
+    assert (policy.reuses, policy.replans) == (0, 0)
+
+
+def test_a_replan_over_another_pool_leaves_the_held_plan_known_by_its_key(policy, tiny_llama):
+    kv, other = pool_of(tiny_llama), pool_of(tiny_llama)
+    for pool, plan in ((kv, DecodePlan.PLAN_ONCE), (other, DecodePlan.REPLAN), (kv, DecodePlan.PLAN_ONCE)):
+        policy.forward_paged_step_persistent([row_of("a")], plan, tiny_llama, pool)
+    key = policy.key(tiny_llama, kv)
+    assert key is policy.held_plan(tiny_llama, kv, key)[0].key
+    assert (policy.builds, policy.reuses, policy.replans) == (1, 1, 1)
+
+
 def test_what_a_step_costs_is_told(policy, tiny_llama):
     kv = pool_of(tiny_llama)
 

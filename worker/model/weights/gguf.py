@@ -88,7 +88,7 @@ def resolve_model_spec(spec: str) -> Path:
         is_there, is_folder, is_file = path.exists(), path.is_dir(), path.is_file()
     except OSError as error:  # not that it is missing: a name too long, a folder that may not be read
         raise ModelFileError(f"{path.name}: {error.strerror or 'cannot be read'}") from error
-    if path.suffix != ".gguf" and not is_there:
+    if not spec or (path.suffix != ".gguf" and not is_there):
         known = ", ".join(sorted(_PACKAGED))
         raise ModelFileError(f"unknown model {spec!r}: known are {known} and paths of .gguf files")
     if is_folder:

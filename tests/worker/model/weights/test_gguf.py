@@ -259,7 +259,7 @@ def test_specs(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("pipe.gguf", "pipe.gguf: is not a plain file"),
         ("x" * 300 + ".gguf", "File name too long"),
         ("nul\0.gguf", "no such file"),
-        ("", ".: is a folder"),
+        ("", "unknown model ''"),
     ):
         with pytest.raises(ModelFileError, match=re.escape(told)):
             resolve_model_spec(spec)
