@@ -1,5 +1,6 @@
 """`pagecast bench …`, also `python -m bench …`: what can be measured."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -72,6 +73,8 @@ def _load(model: str, kernels: "Wanted", threads: int) -> "Bench":
         bench = Bench.load(model, kernels=kernels, num_threads=threads)
     except (ModelFileError, KernelsMissing, KernelsUnsuitable) as error:
         _fail(error)
+    gc.collect()
+    gc.freeze()  # as a worker does
     if bench.kernels.fallback:
         click.echo(f"reference kernels: {bench.kernels.fallback}", err=True)
     return bench

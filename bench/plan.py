@@ -102,6 +102,15 @@ class Check:
     is_speed: bool = False
 
 
+def check_sizes(bench: Bench, num_sessions: int, *, prompt_tokens: int, tokens: int) -> None:
+    """Raises ValueError for what `compare` would refuse: too many sessions, or too short a context."""
+    if num_sessions > MAX_STEP_ROWS:
+        raise ValueError(f"--sessions: {num_sessions} are over {MAX_STEP_ROWS}")
+    total, most = prompt_tokens + tokens + 1, bench.llama.config.max_context_tokens
+    if total > most:
+        raise ValueError(f"--prompt-tokens, --tokens: {total} are over the model's {most}")
+
+
 def compare(bench: Bench, num_sessions: int, *, prompt_tokens: int, tokens: int) -> Comparison:
     """Decodes `tokens` tokens in each of `num_sessions` sessions, in both modes.
 
@@ -114,14 +123,9 @@ def compare(bench: Bench, num_sessions: int, *, prompt_tokens: int, tokens: int)
     Raises:
         ValueError: Too many sessions, or the model's context is too short.
     """
+    check_sizes(bench, num_sessions, prompt_tokens=prompt_tokens, tokens=tokens)
     config = bench.llama.config
     total = prompt_tokens + tokens + 1
-    if num_sessions > MAX_STEP_ROWS:
-        raise ValueError(f"--sessions: {num_sessions} are over {MAX_STEP_ROWS}")
-    if total > config.max_context_tokens:
-        raise ValueError(
-            f"--prompt-tokens, --tokens: {total} are over the model's {config.max_context_tokens}"
-        )
     rng = random.Random(num_sessions)  # noqa: S311 - prompts, no secret
     prompts = [[rng.randrange(config.vocab_size) for _ in range(prompt_tokens)] for _ in range(num_sessions)]
     num_blocks = 2 * num_sessions * -(-total // BLOCK_SIZE)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.loading import Bench, counted
-from bench.plan import ROUND, ArmFigures, Check, Comparison, compare, promises, run_gate
+from bench.plan import ROUND, ArmFigures, Check, Comparison, check_sizes, compare, promises, run_gate
 from bench.plan_picture import draw
 from worker.batch import DecodePlan
 from worker.plan.decode_session import step_program
@@ -63,6 +63,8 @@ def report(bench: Bench, wish: Wish) -> bool:
         GateFailed: The modes differ, or one did not do what it promises.
         PictureFailed: The picture can't be written; all else has been said.
     """
+    for number in wish.sessions:  # before anything is measured
+        check_sizes(bench, number, prompt_tokens=wish.prompt_tokens, tokens=wish.tokens)
     checks = [Check(passed=True, text=_gate_text(run_gate(bench)))] if wish.check else []
     found = [
         compare(bench, number, prompt_tokens=wish.prompt_tokens, tokens=wish.tokens)

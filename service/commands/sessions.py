@@ -128,7 +128,7 @@ def _step_time(plans: session_pb2.PlanStats) -> str:
     if num_steps == 0:
         return ""
     plan_ms, run_ms = (total_ns / num_steps / 1e6 for total_ns in (plans.plan_ns, plans.step_ns))
-    return f"{plan_ms:.3f} ms for the plan, {run_ms:.3f} ms to run"
+    return f"{plan_ms:.3f} ms for the plan, {run_ms:.3f} ms to run, a mean over the steps"
 
 
 def _last_step(plans: session_pb2.PlanStats) -> str:

@@ -120,7 +120,7 @@ def test_get_tells_what_steps_took(fake: FakeServer) -> None:
             launches_per_step=16, host_bytes_per_step=52, arena_bytes=4096,
         )
     )  # fmt: skip
-    assert lines()["step time"] == "1.500 ms for the plan, 2.500 ms to run"
+    assert lines()["step time"] == "1.500 ms for the plan, 2.500 ms to run, a mean over the steps"
     assert lines()["last step"] == "16 launches, 52 bytes between host and program, arena of 4096 bytes"
 
 

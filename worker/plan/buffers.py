@@ -25,7 +25,8 @@ class Binding(NamedTuple):
         num_rows: Slots up to the last one that has tokens.
         num_logits: Tokens that logits are wanted for.
         places: Which of the logits belong to the rows that want them, in the order given.
-        num_bytes: What was written for the program to read, of what differs from the last step.
+        num_bytes: What was written of what the program reads: tokens and lengths, and what else differs from
+            the last step.
     """
 
     num_tokens: int
@@ -60,11 +61,12 @@ class StepBuffers:
     whose session is not in a step has no tokens: `query_start[slot] == query_start[slot + 1]`. A session
     that has no slot takes the one that went unused longest.
 
-    Only what differs from the last step is written: entries of a block table are compared with what the slot
-    holds, and the layout (`query_start`, `logits_index`) stays while the same rows have as many tokens.
-    All of this runs on caches that the weights have just swept, where what counts is how much code and memory
-    is touched, not how often: hence one walk, and numbers that go into memoryviews one by one
-    (docs/decisions/0020).
+    Tokens, positions and context lengths are written by every step. Of the rest only what differs from the
+    last one is: entries of a block table are compared with what the slot holds, and the layout
+    (`query_start`, `logits_index`) stays while the same rows have as many tokens. All of this runs on caches
+    that the weights have just swept, where what counts is how much code and memory is touched, not how often:
+    hence one walk while the same rows come, and numbers that go into memoryviews one by one
+    (docs/decisions/0021).
 
     Args:
         limits: What rows are checked against; sizes of the buffers.
@@ -111,10 +113,11 @@ class StepBuffers:
         return self._slots.get(session_id)
 
     def bind(self, rows: Sequence[Row]) -> Binding:
-        """Checks and writes one step. A refused one changes no slot.
+        """Checks and writes one step. A refused one seats no session and takes no slot from one.
 
-        Whatever ends a bind, an interrupt or a lack of memory too: nothing of it reaches a later step. What a
-        step must not trust is forgotten before it is written anew, and known again after.
+        Whatever ends a bind, an interrupt or a lack of memory too: nothing of it reaches a later step. The
+        next one writes what every step writes, and compares the rest with what is there; what it must not
+        trust is forgotten before it is written anew, and known again after.
 
         Args:
             rows: Of one step, their values of the types that `Row` names.

@@ -140,8 +140,7 @@ class PagedDecodeSession:
         self._host_output = torch.empty(output.shape) if self._is_copied else output
         self._logits = tuple(row.numpy() for row in self._host_output)
         self.read_bytes = 4 * output.shape[1] if self._is_copied else 4
-        self._places: tuple[int, ...] = ()
-        self._rows: tuple[npt.NDArray[np.float32], ...] = ()
+        self._last_rows: tuple[tuple[int, ...], tuple[npt.NDArray[np.float32], ...]] = ((), ())
         self._bound: Binding | None = None
 
     def is_valid_for(self, key: PlanKey) -> bool:
@@ -149,7 +148,9 @@ class PagedDecodeSession:
         return self.key is key or self.key == key
 
     def bind(self, rows: Sequence[Row], key: PlanKey) -> Binding:
-        """Writes one step's inputs into the plan's buffers; a refused step leaves them as they were.
+        """Writes one step's inputs into the plan's buffers.
+
+        A refused step can't run and seats no session; what it wrote is written again by the next one.
 
         Args:
             rows: Of one step.
@@ -193,7 +194,8 @@ class PagedDecodeSession:
 
         Views into memory of the plan's own, good from a replay until the next one.
         """
-        if bound.places is not self._places:
-            self._places = bound.places
-            self._rows = tuple(self._logits[place] for place in bound.places)
-        return self._rows
+        places, rows = self._last_rows
+        if bound.places is not places:
+            rows = tuple(self._logits[place] for place in bound.places)
+            self._last_rows = bound.places, rows
+        return rows

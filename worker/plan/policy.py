@@ -17,7 +17,7 @@ from worker.plan.decode_session import PagedDecodeSession, PlanKey
 from worker.plan.executor import Kernels
 
 MAX_HELD_PLANS = 4
-"""Plans held at a time: a worker needs one per set of limits that its steps come with."""
+"""Plans held at a time. A worker's steps need one; keys of other limits are a caller's own."""
 
 
 class StepLogits(NamedTuple):

@@ -1,4 +1,5 @@
 import gc
+import sys
 import weakref
 from dataclasses import replace
 
@@ -54,6 +55,35 @@ def test_logits_lie_in_the_plans_own_memory(tiny_llama, kernels):
         plan.run()
         addresses.add(plan.logits_of(bound)[0].ctypes.data)
     assert len(addresses) == 1
+
+
+def test_an_interrupt_leaves_no_logits_of_another_row(tiny_llama, reference):
+    """Of a memory that runs out while views are picked, say; the next step asks for the same ones."""
+    plan = session_of(tiny_llama, pool_of(tiny_llama), reference)
+    one, other = row_of("a"), row_of("b", blocks=(9,))
+
+    def trace(frame, event, _argument):
+        nonlocal lines
+        if frame.f_code.co_name != "logits_of":
+            return None
+        if event == "line":
+            lines -= 1
+            if lines < 0:
+                raise MemoryError
+        return trace
+
+    for after_lines in range(4):
+        first = plan.logits_of(plan.bind([one, other], plan.key))
+        swapped = plan.bind([other, one], plan.key)
+        lines = after_lines
+        sys.settrace(trace)
+        try:
+            with pytest.raises(MemoryError):
+                plan.logits_of(swapped)
+        finally:
+            sys.settrace(None)
+        addresses = [row.ctypes.data for row in plan.logits_of(swapped)]
+        assert addresses == [row.ctypes.data for row in reversed(first)]
 
 
 def test_run_without_bind_is_refused(tiny_llama, kernels):

@@ -88,10 +88,9 @@ def test_passes_lead_from_one_graph_to_the_other(path: Path) -> None:
     assert counts[-1][2] == str(LAUNCHES)
     assert [after for _, _, after in counts[:-1]] == [before for _, before, _ in counts[1:]]
     notes = dict(re.findall(r"^  (\w+) +\d+ -> +\d+  (.+)$", text, re.MULTILINE))
-    assert notes == {
-        "select_logits_rows": "logits [T, 272] -> [L, 272]",
-        "remove_dead_code": "finds nothing to change",
-    }
+    assert notes["select_logits_rows"] == "logits [T, 272] -> [L, 272]"
+    assert notes["remove_dead_code"] == "finds nothing to change"
+    assert not {"merge_projections", "fuse_swiglu"} & set(notes)
 
 
 def test_letters_are_explained_first(path: Path) -> None:
