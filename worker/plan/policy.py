@@ -170,13 +170,13 @@ class PlanPolicy:
         self.reuses += action is PlanAction.REUSED
         self.replans += action is PlanAction.REPLANNED
         result = RowResult(
-            action,
-            bound_ns - start_ns,
-            end_ns - bound_ns,
-            kernel_ns,
-            launches,
-            host_bytes,
-            arena_bytes,
-            num_rows,
+            plan_action=action,
+            plan_ns=bound_ns - start_ns,
+            step_ns=end_ns - bound_ns,
+            kernel_ns=kernel_ns,
+            launches=launches,
+            host_bytes=host_bytes,
+            arena_bytes=arena_bytes,
+            batch_size=num_rows,
         )
         return StepLogits(logits, (result,) * num_rows)
