@@ -21,6 +21,21 @@ class PlanAction(Enum):
     REPLANNED = "replanned"
 
 
+class TokenClass(Enum):
+    """Which kernels compute a token, for life: those of a row's generated tokens, or those of its input.
+
+    On devices whose matrix units want other instructions for many tokens than for one; elsewhere all tokens
+    are DECODE.
+    """
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+UNKNOWN_TOKEN = -1
+"""Stands in a log, and in a row, for the token that a step which is not read yet has drawn."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One session's share of a step: `token_ids` to compute from `position` on.
@@ -32,6 +47,7 @@ class Row:
         block_table: Physical block of each logical block; covers `position + len(token_ids)` tokens.
         wants_logits: Whether the row's last token ends the log, so that a token is drawn after it.
         plan: How this row's step gets its plan.
+        token_class: Of all tokens of the row.
     """
 
     session_id: str
@@ -40,6 +56,7 @@ class Row:
     block_table: tuple[int, ...]
     wants_logits: bool
     plan: DecodePlan
+    token_class: TokenClass = TokenClass.DECODE
 
     @property
     def context_len(self) -> int:
@@ -59,9 +76,22 @@ class Batch:
         return sum(len(row.token_ids) for row in self.rows)
 
     def turns(self) -> tuple["Batch", ...]:
-        """The batch cut by plan mode, PLAN_ONCE first: what each mode's rows wait for is their own plan."""
-        by_plan = (tuple(row for row in self.rows if row.plan is plan) for plan in DecodePlan)
-        return tuple(Batch(rows) for rows in by_plan if rows)
+        """The batch cut by plan mode and token class, PLAN_ONCE first, and of each mode DECODE first.
+
+        What each mode's rows wait for is their own plan; of each class other kernels run.
+        """
+        rows = self.rows
+        if not rows:
+            return ()
+        plan, token_class = rows[0].plan, rows[0].token_class
+        if all(row.plan is plan and row.token_class is token_class for row in rows):
+            return (self,)
+        kinds = [(plan, token_class) for plan in DecodePlan for token_class in TokenClass]
+        cut = (
+            tuple(row for row in rows if row.plan is plan and row.token_class is token_class)
+            for plan, token_class in kinds
+        )
+        return tuple(Batch(turn) for turn in cut if turn)
 
 
 class RowResult(NamedTuple):

@@ -38,7 +38,7 @@ class SessionView:
         session_id: Its id.
         plan: Effective mode.
         revision: Committed turns.
-        num_tokens: Length of the log, a running turn included.
+        num_tokens: Known tokens of the log, a running turn's included.
         num_computed: Tokens whose KV is stored.
         max_context_tokens: Effective budget.
         num_kv_blocks: Blocks held.

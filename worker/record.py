@@ -81,14 +81,14 @@ class Record:
         )
 
     def view(self) -> SessionView:
-        """The session as it stands."""
+        """The session as it stands, of a step that is not read yet only the blocks."""
         session = self.session
         return SessionView(
             session_id=session.session_id,
             plan=session.plan,
             revision=session.revision,
-            num_tokens=session.num_tokens,
-            num_computed=session.num_computed,
+            num_tokens=session.num_known,
+            num_computed=session.num_stored,
             max_context_tokens=session.max_context_tokens,
             num_kv_blocks=len(session.block_table),
             plan_counters=replace(session.plan_counters),

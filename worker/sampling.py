@@ -23,7 +23,7 @@ _STREAM = 0
 
 # At or below it every draw is greedy. A logit 0.005 short of the largest would keep less than e**-50
 # of its odds, so that only ties and next to ties could tell the two apart; and no quotient overflows.
-_GREEDY_TEMPERATURE = 1e-4
+GREEDY_TEMPERATURE = 1e-4
 
 _Floats = npt.NDArray[np.floating[Any]]
 _Doubles = npt.NDArray[np.float64]
@@ -36,7 +36,8 @@ class Draw:
 
     Attributes:
         sampling: How to draw.
-        log: Every token before the one to draw; its length is the draw's position. Only read.
+        log: Every token before the one to draw; its length is the draw's position. Only read. Where a step
+            is launched before the one before it was read, UNKNOWN_TOKEN stands at its end until that is.
         num_generated: How many at the end of `log` this generation drew.
         banned: Ids that are not drawn, whatever their logit.
     """
@@ -128,7 +129,7 @@ def _occurrences(token_ids: Sequence[int], vocab_size: int) -> tuple[_Ids, _Ids]
 
 def _pick(logits: _Floats, sampling: Sampling, position: int) -> int:
     """The largest logit, or a draw by the inverse of the kept candidates' cumulative weight in id order."""
-    if sampling.temperature <= _GREEDY_TEMPERATURE:
+    if sampling.temperature <= GREEDY_TEMPERATURE:
         return int(logits.argmax())
     num_kept = _num_kept(logits, sampling)
     kept = None if num_kept == logits.size else _most_likely(logits, num_kept)

@@ -12,7 +12,7 @@ Turns have one order, for rows, tokens and blocks alike: higher priority first, 
 
 from collections.abc import Sequence
 
-from worker.batch import Batch, DecodePlan, Row
+from worker.batch import Batch, DecodePlan, Row, TokenClass
 from worker.errors import OutOfBlocks, Refused
 from worker.kv.block_pool import BlockPool
 from worker.session import Generation, Session
@@ -28,6 +28,8 @@ class PagedSessionScheduler:
         max_step_rows: Rows of one step at most; not over `max_step_tokens`.
         max_context_tokens: What the model can attend at most.
         plan: Mode of sessions that don't choose one.
+        has_token_classes: Whether kernels tell input from drawn tokens: no row holds both then, and a
+            token is computed as what it is whenever it is computed. Otherwise all rows are DECODE.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class PagedSessionScheduler:
         max_step_rows: int,
         max_context_tokens: int,
         plan: DecodePlan = DecodePlan.PLAN_ONCE,
+        has_token_classes: bool = False,
     ) -> None:
         if not 1 <= max_step_rows <= max_step_tokens:
             raise ValueError(f"1 <= max_step_rows ({max_step_rows}) <= max_step_tokens ({max_step_tokens})")
@@ -49,6 +52,7 @@ class PagedSessionScheduler:
         # A log never outgrows what the whole pool can hold, so the oldest turn can always finish.
         self.max_context_tokens = min(max_context_tokens, pool.num_blocks * block_size)
         self.plan = plan
+        self.has_token_classes = has_token_classes
         self._sessions: dict[str, Session] = {}
         self._running: dict[str, Session] = {}
         self._clock = 0
@@ -61,7 +65,7 @@ class PagedSessionScheduler:
     def first_turn(self) -> Session | None:
         """The session whose turn comes first; None if no turn is running.
 
-        If `schedule` returns no rows all the same, nothing was left to reclaim for this one.
+        If `schedule` returns no rows and no step is unread, nothing was left to reclaim for this one.
         """
         return next((session for session, _ in self._turns()), None)
 
@@ -121,7 +125,7 @@ class PagedSessionScheduler:
             )
         generation.log_start = session.num_tokens
         generation.arrival = self._tick()
-        session.token_ids.extend(generation.input_ids)
+        session.append_input(generation.input_ids)
         session.generation = generation
         self._running[session.session_id] = session
 
@@ -132,11 +136,11 @@ class PagedSessionScheduler:
         before it, so the first can always go on and no turn waits for later ones. One token of the budget
         is kept for each later turn that has just one pending, so that a long input takes what streams
         leave; what a stream waits beside it is bounded by the time of `max_step_tokens`. A turn for which
-        there are no blocks is left out.
+        there are no blocks is left out, and so is one that ends with the unread step.
         """
         rows: list[Row] = []
         budget = self.max_step_tokens
-        turns = self._turns()
+        turns = [turn for turn in self._turns() if turn[0].num_settled is None or not turn[0].ends_when_read]
         streams = {session.session_id for session, _ in turns if session.num_pending <= 1}
         for session, generation in turns:
             if budget == 0 or len(rows) == self.max_step_rows:
@@ -146,19 +150,27 @@ class PagedSessionScheduler:
             position = min(session.next_position, self._num_usable(session) * self.block_size)
             # No more than there are rows left for: what a step can't hold needs no tokens of its budget.
             reserved = min(len(streams), self.max_step_rows - len(rows) - 1)
-            count = min(session.num_tokens - position, max(budget - reserved, 1))
+            token_class, end = TokenClass.DECODE, session.num_tokens
+            if self.has_token_classes:
+                token_class, end = session.class_at(position)
+            count = min(end - position, max(budget - reserved, 1))
             if not self._hold(session, generation, position + count):
                 continue
             session.start_turn()
-            rows.append(self._row(session, generation, position, count))
+            rows.append(session.row(position, count, token_class))
             budget -= count
         return Batch(rows=tuple(rows))
 
+    def advance(self, batch: Batch) -> None:
+        """Go on from a step that was launched and is not read yet (see `Session`); at most one is unread."""
+        for row in batch.rows:
+            self._sessions[row.session_id].advance(row)
+
     def commit(self, batch: Batch, drawn: Sequence[int | None]) -> None:
-        """Record a step that ran: KV of its rows is stored, drawn tokens join their logs.
+        """Record a step that was read: KV of its rows is stored, drawn tokens join their logs.
 
         Args:
-            batch: What `schedule` returned.
+            batch: What `schedule` returned; `advance` may have been told of it.
             drawn: One token id for each row that wanted logits, in row order; None for a row that failed:
                 it stays as it was before the step.
 
@@ -171,12 +183,16 @@ class PagedSessionScheduler:
         ids = iter(drawn)
         for row in batch.rows:
             session = self._sessions[row.session_id]
-            if row.wants_logits:
-                token_id = next(ids)
-                if token_id is None:
-                    continue
-                session.token_ids.append(token_id)
+            token_id = next(ids) if row.wants_logits else None
+            if row.wants_logits and token_id is None:
+                session.retract()
+                continue
+            if session.num_settled is not None:
+                session.settle(token_id)
+                continue
             session.num_computed = row.context_len
+            if token_id is not None:
+                session.append_drawn(token_id)
 
     def finish(self, session: Session, *, keep: bool) -> None:
         """End the running turn: commit it as the next revision, or roll the log back to before it."""
@@ -202,7 +218,7 @@ class PagedSessionScheduler:
     def _turns(self) -> list[tuple[Session, Generation]]:
         """Running turns in their order."""
         turns = [(session, session.generation) for session in self._running.values() if session.generation]
-        return sorted(turns, key=lambda turn: _rank(turn[1]))
+        return sorted(turns, key=lambda turn: turn[1].rank)
 
     def _num_usable(self, session: Session) -> int:
         """Blocks at the head of the table that the next row can build on.
@@ -214,17 +230,6 @@ class PagedSessionScheduler:
         first = session.next_position // self.block_size
         is_shared = first < len(session.block_table) and self.pool.num_holders(session.block_table[first]) > 1
         return first if is_shared else len(session.block_table)
-
-    def _row(self, session: Session, generation: Generation, position: int, count: int) -> Row:
-        end = position + count
-        return Row(
-            session_id=session.session_id,
-            token_ids=tuple(session.token_ids[position:end]),
-            position=position,
-            block_table=tuple(session.block_table),
-            wants_logits=end == session.num_tokens and not generation.appends_only,
-            plan=session.plan,
-        )
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -274,7 +279,9 @@ class PagedSessionScheduler:
         """Whose blocks a turn may take: the longest idle sessions first, then later turns, tail first."""
         idle = [other for other in self._sessions.values() if other.generation is None]
         idle.sort(key=lambda other: other.last_active)
-        later = [other for other, turn in self._turns() if _rank(turn) > _rank(generation)]
+        rank = generation.rank
+        # Who ends with the unread step is idle by the next one.
+        later = [each for each, turn in self._turns() if turn.rank > rank and not each.ends_when_read]
         return idle + later[::-1]
 
     def _cut(self, session: Session, num_blocks: int) -> tuple[int, ...]:
@@ -291,8 +298,3 @@ class PagedSessionScheduler:
     def _tick(self) -> int:
         self._clock += 1
         return self._clock
-
-
-def _rank(generation: Generation) -> tuple[int, int]:
-    """Turns come in rising rank."""
-    return -generation.priority, generation.arrival

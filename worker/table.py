@@ -141,7 +141,7 @@ class SessionTable:
         reason = None
         if drawn is not None:
             now_ns = self._clock_ns()
-            self._events.append(turn.token(drawn, result, row.plan, sample_ns=sample_ns, now_ns=now_ns))
+            self._events.append(turn.token(drawn, result, row, sample_ns=sample_ns, now_ns=now_ns))
             reason = turn.end_reason()
         elif turn.asked.appends_only and self._scheduler.is_appended(record.session):
             reason = FinishReason.APPENDED
@@ -164,14 +164,19 @@ class SessionTable:
         self._events.append(Failed(turn.generation.generation_id, reason, message, metadata))
         self._settle(record, turn)
 
-    def fail_numeric(self, session_id: str) -> tuple[int, ...]:
-        """End a session's turn because of NaN or infinite logits, and give up all its KV.
+    def fail_numeric(self, row: Row) -> tuple[int, ...]:
+        """End the turn of a row because of NaN or infinite logits, and give up all of its session's KV.
 
         Returns:
-            The blocks that became free. They hold what must not reach anyone: zero them.
+            The session's blocks and the row's that nobody holds now. They hold what must not reach anyone:
+            zero them.
         """
-        record, turn = self.running(session_id)
-        blocks = self._scheduler.fail(record.session)
+        record, turn = self.running(row.session_id)
+        held = self._scheduler.fail(record.session)
+        # Since an unread row was launched its session may have been preempted: those that were taken, and
+        # are held again, are written before they are read.
+        lost = (block for block in row.block_table if self._scheduler.pool.num_holders(block) == 0)
+        blocks = tuple(dict.fromkeys((*held, *lost)))
         message = "the model gave NaN or infinite logits for this session's log"
         self._events.append(Failed(turn.generation.generation_id, "NUMERIC_FAILURE", message))
         self._settle(record, turn)
@@ -224,6 +229,7 @@ class SessionTable:
             input_ids=command.input_ids,
             priority=session.priority if command.priority is None else command.priority,
             appends_only=command.appends_only,
+            max_tokens=command.stopping.max_tokens,
         )
         self._scheduler.submit(session, generation)
         record.turn = Turn(

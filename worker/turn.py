@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from worker.batch import (
-    DecodePlan,
     Drawn,
     Finished,
     FinishReason,
+    Row,
     RowResult,
     Started,
     TokenDrawn,
@@ -55,13 +55,18 @@ class Turn:
 
     @property
     def usage(self) -> UsageCounts:
-        """Counts so far."""
+        """Counts so far; a drawn token that is not known yet is not counted."""
         return UsageCounts(
             input_tokens=len(self.generation.input_ids),
             cached_tokens=self.generation.cached_tokens,
             reprefilled_tokens=self.generation.reprefilled_tokens,
-            output_tokens=self.session.num_generated,
+            output_tokens=self.session.num_generated - self.session.has_unknown,
         )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still runs; by identity, since sessions and generations come again under old ids."""
+        return self.session.generation is self.generation
 
     @property
     def banned(self) -> frozenset[int]:
@@ -97,10 +102,8 @@ class Turn:
             was_dropped=self.generation.reprefilled_tokens > 0,
         )
 
-    def token(
-        self, drawn: Drawn, result: RowResult, plan: DecodePlan, *, sample_ns: int, now_ns: int
-    ) -> TokenDrawn:
-        """`drawn`, which ends the log by now, was drawn at `now_ns`."""
+    def token(self, drawn: Drawn, result: RowResult, row: Row, *, sample_ns: int, now_ns: int) -> TokenDrawn:
+        """`drawn`, which ends the log by now, was drawn after `row` and told at `now_ns`."""
         itl_ns = now_ns - self.last_token_ns if self.last_token_ns else 0
         self.last_token_ns = now_ns
         self.ttft_ns = self.ttft_ns or now_ns - self.asked.received_ns
@@ -121,13 +124,13 @@ class Turn:
             drawn=drawn,
             text=text,
             usage=usage,
-            plan=plan,
+            plan=row.plan,
             result=result,
             since_start_ns=now_ns - self.asked.received_ns,
             itl_ns=itl_ns,
             queue_ns=self.queue_ns,
             sample_ns=sample_ns,
-            context_len=self.session.num_computed,
+            context_len=row.context_len,
         )
 
     def end_reason(self) -> FinishReason | None:

@@ -1,7 +1,7 @@
 """An engine thread over a real tiny model, and what tests ask of it."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
@@ -19,8 +19,8 @@ from worker.model.llama import LlamaModel
 from worker.model.tokenizer import Tokenizer
 from worker.model.weights.gguf import GgufFile
 from worker.params import Sampling, SamplingChoice, Stopping
-from worker.plan.policy import StepLogits
-from worker.runner import Runner
+from worker.runner import Launched, Runner
+from worker.sampling import Draw
 from worker.scheduler import PagedSessionScheduler
 from worker.session import Session
 
@@ -71,12 +71,14 @@ class Harness:
             num_kv_heads=config.num_kv_heads,
             head_size=config.head_size,
         )
+        self.tokenizer = Tokenizer(file.tokenizer)
         self.runner = Runner(
             LlamaModel.from_gguf(file),
             self.storage,
             kernels=kernels,
             max_step_tokens=24,
             max_step_rows=max_step_rows,
+            vocab_size=self.tokenizer.vocab_size,
         )
         self.scheduler = PagedSessionScheduler(
             BlockPool(num_blocks),
@@ -85,8 +87,8 @@ class Harness:
             max_step_rows=max_step_rows,
             max_context_tokens=max_context_tokens,
             plan=plan,
+            has_token_classes=self.runner.has_token_classes,
         )
-        self.tokenizer = Tokenizer(file.tokenizer)
         self.clock = Clock()
         self.engine = Engine(
             scheduler=self.scheduler,
@@ -180,20 +182,29 @@ class Harness:
                 return event
 
 
+def before_launches(monkeypatch: pytest.MonkeyPatch, do: Callable[[Batch], None]) -> None:
+    """Call `do` in the engine's thread with every batch before it is launched."""
+    real = Runner.launch
+
+    def watched(runner: Runner, batch: Batch, draws: Sequence[Draw]) -> Launched:
+        do(batch)
+        return real(runner, batch, draws)
+
+    monkeypatch.setattr(Runner, "launch", watched)
+
+
 class HeldSteps:
     """Lets every step wait, once it has started, until `go_on` is set; `started` tells each."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: SimpleQueue[tuple[str, ...]] = SimpleQueue()
         self.go_on = threading.Event()
-        real = Runner.run
 
-        def held(runner: Runner, batch: Batch) -> StepLogits:
+        def hold(batch: Batch) -> None:
             self.started.put(tuple(row.session_id for row in batch.rows))
             self.go_on.wait(timeout=30)
-            return real(runner, batch)
 
-        monkeypatch.setattr(Runner, "run", held)
+        before_launches(monkeypatch, hold)
 
 
 def token_ids(events: list[Event]) -> list[int]:

@@ -63,7 +63,13 @@ class Machine(World):
             name for name, each in sessions.items() if each.generation and not each.generation.is_started
         }
         num_injected = self.counts["failed allocations"]
-        before = StepCheck(self._scheduler, sessions, [lent.blocks for lent in self._lent])
+        before = StepCheck(
+            self._scheduler,
+            sessions,
+            {name: client.alone for name, client in self._clients.items()},
+            [lent.blocks for lent in self._lent],
+            has_token_classes=self._has_classes,
+        )
         batch = self._scheduler.schedule()
         has_injected = self.counts["failed allocations"] > num_injected
         before.check(batch, has_injected=has_injected)
@@ -119,6 +125,7 @@ class Machine(World):
                 drawn.append(token)
         self._scheduler.commit(batch, drawn)
         self.counts["rows"] += len(batch.rows)
+        self.counts["mixed steps"] += len({row.token_class for row in batch.rows}) > 1
         for client, num_computed in failed:
             as_before = (client.session.num_computed, client.session.token_ids) == (
                 num_computed,

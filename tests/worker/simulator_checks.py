@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from tests.worker.simulator_model import Alone, require
-from worker.batch import Batch
+from worker.batch import Batch, TokenClass
 from worker.kv.block_pool import BlockPool
 from worker.scheduler import PagedSessionScheduler
 from worker.session import Session
@@ -47,15 +47,22 @@ class StepCheck:
     Args:
         scheduler: The one under test.
         sessions: All open ones by id.
+        alone: What they have to be.
         others: Blocks that other holders than sessions share.
+        has_token_classes: Whether rows are of the classes of their tokens, or all DECODE.
     """
 
     def __init__(
         self,
         scheduler: PagedSessionScheduler,
         sessions: Mapping[str, Session],
+        alone: Mapping[str, Alone],
         others: Iterable[tuple[int, ...]],
+        *,
+        has_token_classes: bool,
     ) -> None:
+        self._alone = alone
+        self._has_classes = has_token_classes
         self._pool: BlockPool = scheduler.pool
         self._size = scheduler.block_size
         self._limits = scheduler.max_step_tokens, scheduler.max_step_rows
@@ -90,8 +97,14 @@ class StepCheck:
         for row in batch.rows:
             session = self._sessions[row.session_id]
             num_rows -= 1
+            classes = set(self._classes(row.session_id, row.position, row.context_len))
+            require(classes == {row.token_class}, f"{row.session_id}: a {row.token_class} row of {classes}")
+            # Where a token of the other class follows, the rest can't be in this row.
+            is_cut = not classes.issuperset(
+                self._classes(row.session_id, row.context_len, row.context_len + 1)
+            )
             require(
-                row.context_len == session.num_tokens or len(row.token_ids) >= budget - num_rows,
+                row.context_len == session.num_tokens or is_cut or len(row.token_ids) >= budget - num_rows,
                 f"{row.session_id} leaves more of the budget than the rows behind it can need",
             )
             budget -= len(row.token_ids)
@@ -103,6 +116,10 @@ class StepCheck:
             written = row.block_table[row.position // self._size : -(-row.context_len // self._size)]
             is_own = all(holders[block] == 1 == self._pool.num_holders(block) for block in written)
             require(is_own, f"{row.session_id} writes into a block that others hold")
+
+    def _classes(self, name: str, start: int, end: int) -> list[TokenClass]:
+        classes = self._alone[name].classes[start:end]
+        return classes if self._has_classes else [TokenClass.DECODE] * len(classes)
 
     def _check_left_out(self, names: list[str]) -> None:
         """A turn is passed over only for want of blocks; the first, only if none can be reclaimed for it."""

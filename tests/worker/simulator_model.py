@@ -8,7 +8,7 @@ the last one: a wrong, stale or missing token anywhere in a log changes all that
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from worker.batch import Batch, Row
+from worker.batch import Batch, Row, TokenClass
 
 VOCAB_SIZE = 1 << 20
 _ROOT = 0x243F6A8885A308D3
@@ -44,6 +44,7 @@ class Alone:
     Attributes:
         ids: The log.
         digests: Of each prefix of it.
+        classes: Of each token: input is PREFILL, drawn tokens are DECODE.
         committed: Length of the committed log.
         revision: Committed turns.
         due: Tokens whose KV the last turns left; None after a turn that was cut, where the scheduler's
@@ -53,20 +54,22 @@ class Alone:
 
     ids: list[int] = field(default_factory=list)
     digests: list[int] = field(default_factory=list)
+    classes: list[TokenClass] = field(default_factory=list)
     committed: int = 0
     revision: int = 0
     due: int = 0
     is_whole: bool = True
 
-    def append(self, token_ids: Iterable[int]) -> None:
+    def append(self, token_ids: Iterable[int], token_class: TokenClass = TokenClass.PREFILL) -> None:
         """Let tokens join the log."""
         for token_id in token_ids:
+            self.classes.append(token_class)
             self.digests.append(extend(self.digests[-1] if self.digests else _ROOT, token_id))
             self.ids.append(token_id)
 
     def draw(self) -> None:
         """Let the model's next token join the log."""
-        self.append([next_token(self.digests[-1])])
+        self.append([next_token(self.digests[-1])], TokenClass.DECODE)
 
     def commit(self) -> None:
         """End a turn."""
@@ -75,12 +78,12 @@ class Alone:
 
     def roll_back(self) -> None:
         """As if the turn had never been."""
-        del self.ids[self.committed :], self.digests[self.committed :]
+        del self.ids[self.committed :], self.digests[self.committed :], self.classes[self.committed :]
 
     def head(self, num_tokens: int) -> "Alone":
         """A session of its own that begins with these tokens, all of which have KV."""
-        ids, digests = self.ids[:num_tokens], self.digests[:num_tokens]
-        return Alone(ids, digests, committed=num_tokens, due=num_tokens)
+        ids, digests, classes = (each[:num_tokens] for each in (self.ids, self.digests, self.classes))
+        return Alone(ids, digests, classes, committed=num_tokens, due=num_tokens)
 
 
 class FakeModel:

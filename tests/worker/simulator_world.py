@@ -80,6 +80,7 @@ class World:
         num_blocks = rng.choice((rng.randint(1, 4), rng.randint(4, 16), rng.randint(16, 40)))
         num_blocks = max(num_blocks, -(-6 // size))
         max_tokens = rng.randint(1, 24)
+        self._has_classes = rng.random() < 0.5
         self._pool = kinds.pool(num_blocks)
         self._allocate = self._pool.allocate
         self._let_allocations_fail()
@@ -89,6 +90,7 @@ class World:
             max_step_tokens=max_tokens,
             max_step_rows=rng.randint(1, min(8, max_tokens)),
             max_context_tokens=rng.choice((8, 24, 60, 100)),
+            has_token_classes=self._has_classes,
         )
         self._size = size
         self._model = FakeModel(num_blocks, size)
@@ -180,7 +182,12 @@ class World:
         )
         has_room = session.num_tokens + length < session.max_context_tokens
         has_work = length > 0 or (session.num_tokens > 0 and not turn.appends_only)
-        before = replace(session, token_ids=list(session.token_ids), block_table=list(session.block_table))
+        before = replace(
+            session,
+            token_ids=list(session.token_ids),
+            class_borders=list(session.class_borders),
+            block_table=list(session.block_table),
+        )
         try:
             self._scheduler.submit(session, turn)
         except Refused:
@@ -240,6 +247,8 @@ class World:
         child.alone = alone = parent.alone.head(len(blocks) * self._size)
         self._pool.share(blocks)
         child.session.token_ids = list(alone.ids)
+        borders = parent.session.class_borders
+        child.session.class_borders = [border for border in borders if border < len(alone.ids)]
         child.session.block_table = list(blocks)
         child.session.num_computed = child.session.num_due = alone.due
         self.counts["forks"] += 1

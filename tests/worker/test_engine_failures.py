@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.tiny_model import write_tiny_gguf
-from tests.worker.engine_harness import Harness, HeldSteps, failed, finished, token_ids
-from worker import commands
-from worker.batch import Batch, DecodePlan, Failed
+from tests.worker.engine_harness import Harness, HeldSteps, before_launches, failed, finished, token_ids
+from worker import commands, sampling
+from worker.batch import Batch, DecodePlan, Drawn, Failed
 from worker.detokenize import Detokenizer
 from worker.model.weights.gguf import read_gguf
-from worker.plan.policy import StepLogits
-from worker.runner import Runner
 from worker.scheduler import PagedSessionScheduler
 from worker.table import SessionTable
 
@@ -34,14 +33,12 @@ def nan_harness(nan_path: Path) -> Iterator[Harness]:
 
 def break_runs_with(monkeypatch: pytest.MonkeyPatch, token: int) -> None:
     """Let every step raise that computes `token`."""
-    real = Runner.run
 
-    def broken(self: Runner, batch: Batch) -> StepLogits:
+    def broken(batch: Batch) -> None:
         if any(token in row.token_ids for row in batch.rows):
             raise RuntimeError("kernel")
-        return real(self, batch)
 
-    monkeypatch.setattr(Runner, "run", broken)
+    before_launches(monkeypatch, broken)
 
 
 def test_s17_bad_logits_fail_their_turn_and_spare_the_neighbours(
@@ -99,12 +96,15 @@ def test_a_step_that_raises_fails_the_row_that_does_and_no_other(
         harness.open(f"alone-{name}")
         alone[name] = token_ids(harness.run(f"alone-{name}", ids, max_tokens=20))
     break_runs_with(monkeypatch, 255)
-    for name, ids in prompts.items():
+    for name in (*prompts, "bad"):
         harness.open(name, DecodePlan.REPLAN if name == "y" else DecodePlan.PLAN_ONCE)
-        harness.submit(name, ids, max_tokens=20)
-    harness.wait_for_token()
-    harness.open("bad")
-    harness.submit("bad", (1, 2, 255))
+    steps = HeldSteps(monkeypatch)
+    harness.submit("x", prompts["x"], max_tokens=20)
+    steps.started.get(timeout=30)
+    for name, ids in (("y", prompts["y"]), ("bad", (1, 2, 255))):
+        base = harness.engine.turn_base(name)
+        harness.engine.post(harness.submit_command(name, ids, base, max_tokens=20))
+    steps.go_on.set()
     events = harness.collect(turns=3)
     assert finished(events["g-x"]).usage.output_tokens == 20
     for name in prompts:
@@ -159,16 +159,14 @@ def test_what_raises_after_the_run_fails_its_turn_alone(
 def test_drawing_that_raises_for_one_row_fails_that_row(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import worker.engine
+    real = sampling._draw
 
-    real = worker.engine.draw_tokens
-
-    def broken(logits: object, draws: list[object], *, vocab_size: int) -> object:
-        if any(draw.log[0] == 77 for draw in draws):  # type: ignore[attr-defined]
+    def broken(raw: Any, draw: sampling.Draw) -> Drawn | None:
+        if draw.log[0] == 77:
             raise ArithmeticError("draw")
-        return real(logits, draws, vocab_size=vocab_size)  # type: ignore[arg-type]
+        return real(raw, draw)
 
-    monkeypatch.setattr(worker.engine, "draw_tokens", broken)
+    monkeypatch.setattr(sampling, "_draw", broken)
     for name in ("a", "b"):
         harness.open(name)
     harness.submit("a", (1, 2), max_tokens=30)

@@ -1,17 +1,15 @@
 """The engine thread over a real tiny model: whose rows run when, and modes that change at any token."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 
-from tests.worker.engine_harness import Harness, HeldSteps, failed, finished, token_ids
+from tests.worker.engine_harness import Harness, HeldSteps, before_launches, failed, finished, token_ids
 from worker import commands
 from worker.batch import Batch, DecodePlan, Event, PlanAction, StepReport, TokenDrawn
 from worker.model.weights.gguf import GgufFile
-from worker.plan.policy import StepLogits
-from worker.runner import Runner
 
 ONCE, REPLAN = DecodePlan.PLAN_ONCE, DecodePlan.REPLAN
 NUM_TOKENS = 8
@@ -24,17 +22,6 @@ def either(file: GgufFile, request: pytest.FixtureRequest) -> Iterator[Harness]:
     harness.start()
     yield harness
     harness.stop()
-
-
-def before_runs(monkeypatch: pytest.MonkeyPatch, do: Callable[[Batch], None]) -> None:
-    """Call `do` in the engine's thread with every batch before it runs."""
-    real = Runner.run
-
-    def watched(runner: Runner, batch: Batch) -> StepLogits:
-        do(batch)
-        return real(runner, batch)
-
-    monkeypatch.setattr(Runner, "run", watched)
 
 
 def plans_of(events: list[Event]) -> list[DecodePlan]:
@@ -59,7 +46,7 @@ def test_plan_once_tokens_are_told_before_a_replan_row_runs(
         told.extend(event.generation_id for event in report.events if isinstance(event, TokenDrawn))
         harness._collect(report)
 
-    before_runs(monkeypatch, watch)
+    before_launches(monkeypatch, watch)
     harness.start(collect)
     harness.open("once")
     harness.open("replan", REPLAN)
@@ -86,7 +73,7 @@ class HeldTurns:
                 self.held.set()
                 assert self.go_on.wait(timeout=30)
 
-        before_runs(monkeypatch, hold)
+        before_launches(monkeypatch, hold)
 
 
 @pytest.mark.parametrize("end", ["cancel", "close", "deadline"])
@@ -103,7 +90,7 @@ def test_what_ends_a_turn_amid_a_step_lets_at_most_one_more_run_start(
         for row in batch.rows:
             runs[row.session_id] += 1
 
-    before_runs(monkeypatch, count)
+    before_launches(monkeypatch, count)
     for plan, name in names.items():
         harness.open(name, plan)
     for name in names.values():
@@ -144,7 +131,7 @@ def test_each_turn_of_a_step_has_a_time_of_its_own(harness: Harness, monkeypatch
         harness.clock.now_ns += 700
         seen[plan].append(harness.engine.running_step_ns)
 
-    before_runs(monkeypatch, look)
+    before_launches(monkeypatch, look)
     for name, plan in (("a", ONCE), ("b", REPLAN)):
         harness.open(name, plan)
         harness.submit(name, (1, 2), max_tokens=6)
@@ -168,7 +155,7 @@ def test_a_failed_replan_turn_takes_nothing_from_plan_once(
         if batch.rows[0].plan is REPLAN:
             raise RuntimeError("plan")
 
-    before_runs(monkeypatch, fail)
+    before_launches(monkeypatch, fail)
     harness.open("once")
     harness.open("replan", REPLAN)
     harness.submit("once", (1, 2, 3), max_tokens=20)
@@ -193,7 +180,7 @@ def flip_at(
         num_runs += 1
 
     with monkeypatch.context() as patch:
-        before_runs(patch, flip)
+        before_launches(patch, flip)
         return harness.run(name, (5, 6, 7), max_tokens=NUM_TOKENS)
 
 

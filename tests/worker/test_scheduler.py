@@ -3,7 +3,7 @@
 import pytest
 
 from tests.worker.scheduler_turns import BLOCK, Turns, small_scheduler
-from worker.batch import DecodePlan
+from worker.batch import Batch, DecodePlan, Row, TokenClass
 from worker.errors import Refused
 from worker.session import Session
 
@@ -211,3 +211,65 @@ def test_s06_the_pool_is_exact_after_ten_thousand_sessions() -> None:
         scheduler.finish(session, keep=n % 2 == 0)
         scheduler.close(session)
     assert scheduler.pool.num_free == 5
+
+
+def test_a_row_ends_where_the_class_changes_and_the_rest_comes_in_the_next_step() -> None:
+    scheduler = small_scheduler(tokens=8)
+    scheduler.has_token_classes = True
+    turns = Turns(scheduler)
+    session = scheduler.open("s")
+    seen: list[tuple[int, int, TokenClass, bool]] = []
+
+    def run() -> None:
+        while session.generation:
+            (row,) = turns.step().rows
+            seen.append((row.position, len(row.token_ids), row.token_class, row.wants_logits))
+
+    turns.submit(session, tuple(range(10)), max_tokens=3)
+    run()
+    turns.submit(session, (50, 51), max_tokens=1)
+    run()
+    prefill, decode = TokenClass.PREFILL, TokenClass.DECODE
+    assert seen == [
+        *((0, 8, prefill, False), (8, 2, prefill, True), (10, 1, decode, True), (11, 1, decode, True)),
+        *((12, 1, decode, False), (13, 2, prefill, True)),
+    ]
+    # All of it is taken, and computed again as what it was.
+    scheduler._cut(session, 0)
+    seen.clear()
+    turns.submit(session, (), max_tokens=1)
+    run()
+    assert seen == [
+        *((0, 8, prefill, False), (8, 2, prefill, False), (10, 3, decode, False)),
+        *((13, 2, prefill, False), (15, 1, decode, True)),
+    ]
+
+
+def test_a_log_that_was_appended_whole_has_its_last_token_computed_again_as_input() -> None:
+    scheduler = small_scheduler()
+    scheduler.has_token_classes = True
+    turns = Turns(scheduler)
+    session = scheduler.open("s")
+    turns.submit(session, tuple(range(5)), max_tokens=0)
+    turns.run(session)
+    turns.submit(session, (), max_tokens=1)
+    (row,) = turns.step().rows
+    assert (row.position, row.token_class) == (4, TokenClass.PREFILL)
+
+
+def test_a_batch_is_cut_by_mode_and_class() -> None:
+    once, replan = DecodePlan.PLAN_ONCE, DecodePlan.REPLAN
+    kinds = [
+        *((replan, TokenClass.PREFILL), (once, TokenClass.PREFILL), (once, TokenClass.DECODE)),
+        *((replan, TokenClass.DECODE), (once, TokenClass.PREFILL)),
+    ]
+    rows = [
+        Row(str(number), (1,), 0, (0,), wants_logits=True, plan=plan, token_class=token_class)
+        for number, (plan, token_class) in enumerate(kinds)
+    ]
+    assert [[row.session_id for row in turn.rows] for turn in Batch(tuple(rows)).turns()] == [
+        *(["2"], ["1", "4"], ["3"], ["0"])
+    ]
+    one = Batch((rows[1], rows[4]))
+    assert one.turns() == (one,)
+    assert Batch(()).turns() == ()

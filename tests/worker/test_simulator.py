@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ MAX_SEEDS_TO_FIND = 1_000
 EVENTS = {
     *("appends", "cached", "closed", "computed again", "continues", "exhausted", "failed"),
     *("failed allocations", "forks", "kept", "preempted", "reclaimed", "refused", "refused blocks"),
-    *("rolled back", "lent", "turns", "unshared"),
+    *("rolled back", "lent", "turns", "unshared", "mixed steps"),
 }
 
 
@@ -188,6 +189,25 @@ class EarlierTurnsAreVictims(PagedSessionScheduler):
         return [session for session, turn in self._turns() if turn is not generation]
 
 
+class RowsMixClasses(PagedSessionScheduler):
+    def __init__(self, pool: BlockPool, **limits: Any) -> None:
+        super().__init__(pool, **limits | {"has_token_classes": False})
+
+
+class RollBackKeepsClasses(PagedSessionScheduler):
+    def finish(self, session: Session, *, keep: bool) -> None:
+        borders = list(session.class_borders)
+        super().finish(session, keep=keep)
+        session.class_borders = borders
+
+
+class RecomputedTokensAreInput(PagedSessionScheduler):
+    def _cut(self, session: Session, num_blocks: int) -> tuple[int, ...]:
+        if num_blocks == 0:
+            session.class_borders.clear()
+        return super()._cut(session, num_blocks)
+
+
 class AppendsLeaveTheLastToken(PagedSessionScheduler):
     def is_appended(self, session: Session) -> bool:
         turn = session.generation
@@ -202,7 +222,7 @@ FAULTY_SCHEDULERS = (
     *(VictimsKeepTheirNumber, CommitCountsOneTooMany, CommitMovesFailedRows, RollBackLeavesAToken),
     *(RollBackKeepsItsKv, FailedKvIsKept, SharedBlocksAreWritten, SharedBlocksCountAsReclaimable),
     *(IdleSessionsArePinned, RecentlyUsedGoFirst, PriorityIsIgnored, EarlierTurnsAreVictims),
-    *(AppendsLeaveTheLastToken,),
+    *(AppendsLeaveTheLastToken, RowsMixClasses, RollBackKeepsClasses, RecomputedTokensAreInput),
 )
 
 
