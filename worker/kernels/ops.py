@@ -34,7 +34,14 @@ Implementation = Callable[..., Any]
 
 KERNELS = ("native", "reference", "triton")
 """What can run a plan. Native kernels run whole programs and are not called one by one."""
-_TRITON = ("paged_attention",)
+_TRITON = frozenset(
+    (
+        *("embedding", "rms_norm", "linear", "paged_attention", "swiglu", "add", "select_rows"),
+        *("add_rms_norm", "rope_store", "linear_swiglu"),
+    )
+)
+"""Those that have a Triton kernel. `rope` and `store_kv` are fused before anything is launched, and `columns`
+are views."""
 _fakes: dict[str, Implementation] = {}
 _overloads: dict[str, torch._ops.OpOverload] = {}
 _short_names: dict[object, str] = {}

@@ -134,3 +134,13 @@ def test_no_rows():
         case.scale,
     )
     assert empty.shape == (0, 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 3.0), (7, 0.0), (16, 2.0)])
+def test_windows_soft_caps_and_narrow_caches(dtype, window, soft_cap):
+    case = make_case(
+        ODD_SHAPES["ragged"], group=3, head_size=16, dtype=dtype, window=window, soft_cap=soft_cap
+    )
+    mine = paged_attention(*case.arguments(), **case.options())
+    torch.testing.assert_close(mine.double(), plain_attention(case), rtol=4e-6, atol=4e-6)

@@ -11,7 +11,7 @@ def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tens
 
     Args:
         x: [T, hidden] float32.
-        y: [T, hidden] float32.
+        y: [T, hidden] or [planes, T, hidden] float32; planes are added up in ascending order first.
         weight: [hidden] float32.
         eps: Added to the mean square, in float32.
 

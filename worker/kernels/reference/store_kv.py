@@ -1,19 +1,46 @@
 """The KV store in plain torch."""
 
+import torch
 from torch import Tensor
 
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+"""Largest float8_e4m3fn; what is beyond is stored as this."""
 
-def store_kv(k: Tensor, v: Tensor, slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+
+def store_kv(
+    k: Tensor,
+    v: Tensor,
+    slot_mapping: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    *,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> None:
     """Stores each token's k and v in its slot: `cache[slot // block_size, slot % block_size] = x[t]`.
 
     Args:
         k: [T, num_kv_heads * head_size] float32.
         v: As `k`.
-        slot_mapping: [T] int64, no slot twice.
-        key_cache: [num_blocks, block_size, num_kv_heads, head_size] float32, any strides; written.
+        slot_mapping: [T] int64, no slot twice; of a negative one nothing is stored.
+        key_cache: [num_blocks, block_size, num_kv_heads, head_size] of any float dtype, any strides; written.
+            Values are rounded to it; in float8_e4m3fn what is too large becomes the largest.
         value_cache: As `key_cache`, maybe of other strides; written.
+        key_scale: [num_kv_heads] float32, or None: keys are stored divided by it.
+        value_scale: As `key_scale`, of values.
     """
     _, block_size, num_kv_heads, head_size = key_cache.shape
+    keep = slot_mapping >= 0
+    if not keep.all():
+        k, v, slot_mapping = k[keep], v[keep], slot_mapping[keep]
     place = slot_mapping // block_size, slot_mapping % block_size
-    key_cache[place] = k.view(-1, num_kv_heads, head_size)
-    value_cache[place] = v.view(-1, num_kv_heads, head_size)
+    for x, cache, scale in ((k, key_cache, key_scale), (v, value_cache, value_scale)):
+        heads = x.view(-1, num_kv_heads, head_size)
+        if scale is not None:
+            heads = heads / scale[:, None]
+        if cache.dtype == FP8:
+            # torch has no indexed writes of float8: its bytes are written.
+            cache.view(torch.uint8)[place] = heads.clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
+        else:
+            cache[place] = heads.to(cache.dtype)
