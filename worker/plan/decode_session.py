@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker.batch import Row
+from worker.batch import Row, TokenClass
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
 from worker.plan.buffers import Binding, StepBuffers
@@ -46,6 +46,7 @@ class PlanKey:
         dtype: Of the KV.
         model_instance_id: The model.
         kv_allocation_id: The pool.
+        token_class: Of the tokens, where kernels tell classes apart; elsewhere DECODE.
     """
 
     kernels: str
@@ -58,10 +59,18 @@ class PlanKey:
     dtype: torch.dtype
     model_instance_id: int
     kv_allocation_id: int
+    token_class: TokenClass = TokenClass.DECODE
 
     @classmethod
     def of(
-        cls, model: LlamaModel, kv: KvStorage, *, kernels: str, max_step_tokens: int, max_step_rows: int
+        cls,
+        model: LlamaModel,
+        kv: KvStorage,
+        *,
+        kernels: str,
+        max_step_tokens: int,
+        max_step_rows: int,
+        token_class: TokenClass = TokenClass.DECODE,
     ) -> "PlanKey":
         """The key of steps of `model` over `kv`; a row is at most as long as the context or the pool."""
         return cls(
@@ -75,6 +84,7 @@ class PlanKey:
             dtype=kv.data.dtype,
             model_instance_id=model.instance_id,
             kv_allocation_id=kv.allocation_id,
+            token_class=token_class,
         )
 
     def differences(self, other: "PlanKey") -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """What runs programs, as the plan sees it, and the choice by name. Imports only what was chosen."""
 
 from importlib import import_module
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast, overload
 
+import torch
 from torch import Tensor
 
 from worker.kernels.ops import KERNELS
@@ -11,6 +12,11 @@ from worker.model.config import LlamaConfig
 from worker.model.weights.store import WeightStore
 from worker.plan.graph import StepInputs
 from worker.plan.program import Program
+
+if TYPE_CHECKING:
+    from worker.plan.device_policy import DeviceKernels
+
+CPU = torch.device("cpu")
 
 
 class KernelsUnsuitable(ValueError):
@@ -46,15 +52,31 @@ class Kernels(Protocol):
         """Binds a program to memory."""
 
 
-def kernels_named(name: str, *, num_threads: int = 1) -> Kernels:
+@overload
+def kernels_named(
+    name: Literal["native", "reference"], *, num_threads: int = 1, device: torch.device = CPU
+) -> Kernels: ...
+
+
+@overload
+def kernels_named(
+    name: str, *, num_threads: int = 1, device: torch.device = CPU
+) -> "Kernels | DeviceKernels": ...
+
+
+def kernels_named(
+    name: str, *, num_threads: int = 1, device: torch.device = CPU
+) -> "Kernels | DeviceKernels":
     """Imports and makes the kernels of that name.
 
     Args:
         name: One of `worker.kernels.ops.KERNELS`.
         num_threads: Threads of `native`, at least 1; the others use those of torch.
+        device: Where `triton` runs; on the CPU under its interpreter, which
+            `worker.kernels.triton.prepare_triton` prepares. The others run where the pool is.
 
     Raises:
-        ValueError: The name is unknown, or `num_threads` is below 1.
+        ValueError: The name is unknown, `num_threads` is below 1, or `triton` can't run on the device.
         ImportError: `native` without the distribution `pagecast-native`.
         RuntimeError: Triton's kernels can't run in this process as it was prepared.
     """
@@ -64,4 +86,6 @@ def kernels_named(name: str, *, num_threads: int = 1) -> Kernels:
         raise ValueError(f"num_threads={num_threads} is below 1")
     if name == "native":
         return cast("Kernels", import_module("worker.plan.native").NativeKernels(num_threads=num_threads))
+    if name == "triton":
+        return cast("DeviceKernels", import_module("worker.plan.triton_launchers").triton_kernels(device))
     return cast("Kernels", import_module("worker.plan.interpreter").InterpreterKernels(name))

@@ -101,7 +101,7 @@ class Interpreter:
 
 
 class InterpreterKernels:
-    """The implementations that `worker.kernels.ops` lists under a name.
+    """The functional implementations that `worker.kernels.ops` lists under a name.
 
     Attributes:
         name: As given.

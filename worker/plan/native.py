@@ -180,11 +180,16 @@ class NativeKernels:
         self.name = f"native/{self._kernel_set}/{num_threads}"
 
     def check(self, config: LlamaConfig, kv: KvStorage) -> None:
-        """Raises KernelsUnsuitable for a size that the kernels can't run, or a pool not in host memory."""
+        """Raises KernelsUnsuitable for a size that the kernels can't run, or another pool than theirs."""
         if reason := native_unsuitable(config, kv.block_size):
             raise KernelsUnsuitable(reason)
         if kv.data.device.type != "cpu":
             raise KernelsUnsuitable(f"the pool is on {kv.data.device}, native kernels need host memory")
+        if kv.dtype != torch.float32 or not kv.keys_across:
+            order = "across" if kv.keys_across else "along"
+            raise KernelsUnsuitable(
+                f"the pool is {kv.dtype}, keys {order} their block; native kernels need float32, across"
+            )
 
     def executor(
         self, program: Program, inputs: StepInputs, store: WeightStore, kv: KvStorage

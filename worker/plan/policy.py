@@ -3,14 +3,14 @@
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from time import monotonic_ns
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.batch import DecodePlan, PlanAction, Row, RowResult
+from worker.batch import DecodePlan, PlanAction, Row, RowResult, TokenClass
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
 from worker.plan.decode_session import PagedDecodeSession, PlanKey
@@ -38,14 +38,25 @@ class StepLogits(NamedTuple):
         return torch.from_numpy(np.stack(self.rows)) if self.rows else torch.empty(0, 0)
 
 
-class PlanPolicy:
+class Plan(Protocol):
+    """What is held."""
+
+    @property
+    def key(self) -> PlanKey:
+        """What it was built for."""
+
+
+P = TypeVar("P", bound=Plan)
+
+
+class HeldPlans(Generic[P]):
     """Holds a few plans and counts how steps got theirs.
 
     Plans of another model or pool than a step's are let go before one is built: their memory is not wanted
     any more. Beyond `MAX_HELD_PLANS` the plan that went unused longest goes.
 
     Args:
-        kernels: What runs programs.
+        kernels: Name of what runs programs.
         max_step_tokens: Tokens that a step may hold.
         max_step_rows: Rows that a step may hold.
 
@@ -57,12 +68,12 @@ class PlanPolicy:
             `least_recently_used` how often the bound did.
     """
 
-    def __init__(self, *, kernels: Kernels, max_step_tokens: int, max_step_rows: int) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: str, *, max_step_tokens: int, max_step_rows: int) -> None:
+        self._kernels_name = kernels
         self._max_step_tokens = max_step_tokens
         self._max_step_rows = max_step_rows
-        self._held: OrderedDict[PlanKey, PagedDecodeSession] = OrderedDict()
-        self._last_held: PagedDecodeSession | None = None
+        self._held: OrderedDict[PlanKey, P] = OrderedDict()
+        self._last_held: P | None = None
         self._last_key: PlanKey | None = None
         self.builds = 0
         self.reuses = 0
@@ -74,27 +85,31 @@ class PlanPolicy:
         """Plans that are held now."""
         return len(self._held)
 
-    def key(self, model: LlamaModel, kv: KvStorage) -> PlanKey:
+    def build(self, model: LlamaModel, kv: KvStorage, key: PlanKey) -> P:
+        """Makes a plan of a key. Of those who hold plans of their kind."""
+        raise NotImplementedError
+
+    def key(self, model: LlamaModel, kv: KvStorage, token_class: TokenClass = TokenClass.DECODE) -> PlanKey:
         """What a plan for steps of `model` over `kv` must have been built for."""
         last = self._last_key
         if (
             last is not None
             and last.model_instance_id == model.instance_id
             and last.kv_allocation_id == kv.allocation_id
+            and last.token_class is token_class
         ):
             return last  # sizes and dtype are theirs for life
         self._last_key = PlanKey.of(
             model,
             kv,
-            kernels=self._kernels.name,
+            kernels=self._kernels_name,
             max_step_tokens=self._max_step_tokens,
             max_step_rows=self._max_step_rows,
+            token_class=token_class,
         )
         return self._last_key
 
-    def held_plan(
-        self, model: LlamaModel, kv: KvStorage, key: PlanKey
-    ) -> tuple[PagedDecodeSession, PlanAction]:
+    def held_plan(self, model: LlamaModel, kv: KvStorage, key: PlanKey) -> tuple[P, PlanAction]:
         """The held plan of a key, built if there is none.
 
         Returns:
@@ -103,7 +118,7 @@ class PlanPolicy:
         action = PlanAction.REUSED
         if (plan := self._held.get(key)) is None:
             self._let_go(key)
-            plan, action = PagedDecodeSession(model, kv, key, self._kernels), PlanAction.BUILT
+            plan, action = self.build(model, kv, key), PlanAction.BUILT
             self._held[key] = plan
             self.builds += 1
         self._held.move_to_end(key)
@@ -123,13 +138,31 @@ class PlanPolicy:
             self.drop_reasons["least_recently_used"] += 1
             self._held.popitem(last=False)
 
+
+class PlanPolicy(HeldPlans[PagedDecodeSession]):
+    """Runs steps on the CPU, each on the plan that its mode wants.
+
+    Args:
+        kernels: What runs programs.
+        max_step_tokens: Tokens that a step may hold.
+        max_step_rows: Rows that a step may hold.
+    """
+
+    def __init__(self, *, kernels: Kernels, max_step_tokens: int, max_step_rows: int) -> None:
+        super().__init__(kernels.name, max_step_tokens=max_step_tokens, max_step_rows=max_step_rows)
+        self._kernels = kernels
+
+    def build(self, model: LlamaModel, kv: KvStorage, key: PlanKey) -> PagedDecodeSession:
+        """Makes a plan of a key."""
+        return PagedDecodeSession(model, kv, key, self._kernels)
+
     def _plan_for(
         self, rows: Sequence[Row], plan: DecodePlan, model: LlamaModel, kv: KvStorage, key: PlanKey
     ) -> tuple[PagedDecodeSession, PlanAction]:
         if plan is DecodePlan.REPLAN or key not in self._held:
             key.limits(model.config.vocab_size).check(rows)  # before anything is built
         if plan is DecodePlan.REPLAN:
-            return PagedDecodeSession(model, kv, key, self._kernels), PlanAction.REPLANNED
+            return self.build(model, kv, key), PlanAction.REPLANNED
         return self.held_plan(model, kv, key)
 
     def forward_paged_step_persistent(

@@ -84,14 +84,17 @@ class KvLayer:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A result, or columns of one: float32 rows in the arena.
+    """A result, or columns of one: rows in the arena.
 
     Attributes:
         name: Of the node that computes it.
         extent: What its rows count.
         offset: Floats from the arena's start to its first row.
         row_stride: Floats from row to row, a multiple of `LANES`.
-        width: Floats of a row that belong to it.
+        width: Elements of a row that belong to it.
+        dtype: Of the elements: `float32`, or `float16` or `bfloat16`, two of which take a float's place.
+        planes: Partial sums that lie one behind the other and together are the value.
+        plane_stride: Floats from plane to plane; 0 of one plane.
     """
 
     name: str
@@ -99,6 +102,9 @@ class Value:
     offset: int
     row_stride: int
     width: int
+    dtype: str = "float32"
+    planes: int = 1
+    plane_stride: int = 0
 
 
 Operand: TypeAlias = Input | Constant | KvLayer | Value | float

@@ -1,9 +1,9 @@
 """What the rows of a step must be, so that no program is given a place outside its memory. Runs nothing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from worker.batch import Row
+from worker.batch import UNKNOWN_TOKEN, Row
 from worker.plan.program import Capacity
 
 
@@ -42,8 +42,21 @@ class StepLimits:
         """What a program needs for such steps."""
         return Capacity(self.num_tokens, self.num_rows, -(-self.max_context_tokens // self.block_size))
 
-    def check(self, rows: Sequence[Row]) -> None:
+    def check(
+        self,
+        rows: Sequence[Row],
+        *,
+        is_fed: Callable[[str], bool] | None = None,
+        checked_table: Callable[[str], tuple[int, ...]] | None = None,
+    ) -> None:
         """Checks the rows of one step.
+
+        Args:
+            rows: Of one step.
+            is_fed: Tells by its id whether the device knows a session's last token, so that `UNKNOWN_TOKEN`
+                may stand for it. None: no token may be unknown.
+            checked_table: Gives by its id a session's block table that was checked before, so that only
+                what differs costs a look at every block.
 
         Raises:
             StepTooLarge: Rows, tokens or a row's context are over a limit.
@@ -66,16 +79,22 @@ class StepLimits:
                     f"rows[{index}].session_id={row.session_id!r} has a row in this step already"
                 )
             sessions.add(row.session_id)
-            self._check_row(row, f"rows[{index}]")
+            may_end_unknown = is_fed is not None and is_fed(row.session_id)
+            self._check_row(row, f"rows[{index}]", may_end_unknown=may_end_unknown)
+            if checked_table is None or row.block_table != checked_table(row.session_id):
+                self._check_blocks(row, f"rows[{index}]")
             before = len(written)
             written.update(_slots_of(row, self.block_size))
             if len(written) - before < len(row.token_ids):
                 raise ValueError(f"rows[{index}].block_table: a slot would be written twice in one step")
 
-    def _check_row(self, row: Row, where: str) -> None:
+    def _check_row(self, row: Row, where: str, *, may_end_unknown: bool) -> None:
         if not row.token_ids:
             raise ValueError(f"{where}.token_ids is empty")
-        if min(row.token_ids) < 0 or max(row.token_ids) >= self.vocab_size:
+        known = row.token_ids
+        if known[-1] == UNKNOWN_TOKEN and may_end_unknown:
+            known = known[:-1]
+        if known and (min(known) < 0 or max(known) >= self.vocab_size):
             raise ValueError(f"{where}.token_ids holds an id outside 0..{self.vocab_size - 1}")
         if row.position < 0:
             raise ValueError(f"{where}.position={row.position} is below 0")
@@ -84,6 +103,8 @@ class StepLimits:
             raise ValueError(
                 f"{where}.block_table has {len(row.block_table)} blocks, {wanted} are needed, {most} at most"
             )
+
+    def _check_blocks(self, row: Row, where: str) -> None:
         if min(row.block_table) < 0 or max(row.block_table) >= self.num_blocks:
             raise ValueError(f"{where}.block_table holds a block outside 0..{self.num_blocks - 1}")
 

@@ -177,3 +177,105 @@ def test_both_results_of_a_launch_are_named():
     add_rms_norm, add = lower(graph_of(build), CAPACITY).launches[1:3]
     sums, normed = add_rms_norm.outputs
     assert [value.offset for value in add.arguments] == [normed.offset, sums.offset]
+
+
+def device_program(model, planes=4) -> Program:
+    asked: list[tuple[str, ...]] = []
+
+    def planes_of(parts: tuple[str, ...]) -> int:
+        asked.append(parts)
+        return planes
+
+    step = optimise(trace(model, pool_of(model)))
+    program = lower(step, CAPACITY, narrow="bfloat16", q_narrow="float16", planes=planes_of)
+    assert ("output.weight",) not in asked
+    assert ("token_embd.weight",) not in asked
+    return program
+
+
+def test_only_values_that_all_readers_round_are_narrow(tiny_llama):
+    program = device_program(tiny_llama)
+    dtypes = {
+        (launch.operator, number): value.dtype
+        for launch in program.launches
+        for number, value in enumerate(launch.outputs)
+    }
+    assert dtypes == {
+        ("embedding", 0): "float32",
+        ("rms_norm", 0): "bfloat16",
+        ("linear", 0): "float32",
+        ("rope_store", 0): "float16",
+        ("paged_attention", 0): "bfloat16",
+        ("add_rms_norm", 0): "float32",
+        ("add_rms_norm", 1): "bfloat16",
+        ("linear_swiglu", 0): "bfloat16",
+        ("add", 0): "float32",
+        ("select_rows", 0): "float32",
+    }
+    for launch in program.launches:
+        for value in launch.outputs:
+            item_bytes = 4 if value.dtype == "float32" else 2
+            assert value.row_stride == -(-value.width * item_bytes // 64) * 16
+
+
+def test_products_are_planes_where_every_reader_adds_them(tiny_llama):
+    program = device_program(tiny_llama)
+    products = [launch for launch in program.launches if launch.operator == "linear"]
+    planes = [launch.outputs[0].planes for launch in products]
+    assert planes == [4, 4, 4] * 2 + [1]  # q, k and v; attention's; the MLP's; the head
+    for launch in products[:-1]:
+        value = launch.outputs[0]
+        assert value.plane_stride == CAPACITY.num_tokens * value.row_stride
+    store = next(launch for launch in program.launches if launch.operator == "rope_store")
+    whole = products[0].outputs[0]
+    for part in store.arguments[:3]:
+        assert (part.planes, part.plane_stride) == (whole.planes, whole.plane_stride)
+    plain = device_program(tiny_llama, planes=1)
+    assert {value.plane_stride for launch in plain.launches for value in launch.outputs} == {0}
+    assert plain.arena_bytes < program.arena_bytes
+
+
+@pytest.mark.parametrize("planes", [1, 3])
+def test_all_planes_are_kept_until_they_are_read(model, planes):
+    """As above: marks, here of every plane, and of narrow rows as much as they take."""
+    program = device_program(model, planes=planes)
+    marks = torch.full((program.arena_bytes // 4,), -1)
+    number = 0
+
+    def rows(value: Value) -> torch.Tensor:
+        count = CAPACITY.of(value.extent)
+        floats = value.width if value.dtype == "float32" else -(-value.width // 2)
+        shape = (value.planes, count, floats)
+        return marks.as_strided(shape, (value.plane_stride, value.row_stride, 1), value.offset)
+
+    for launch in program.launches:
+        for read in (value for value in launch.arguments if isinstance(value, Value)):
+            found = rows(read).unique().tolist()
+            assert len(found) == 1
+            assert found != [-1]
+        for output in launch.outputs:
+            rows(output).fill_(number)
+            number += 1
+    assert rows(program.output).unique().tolist() == [number - 1]
+
+
+def test_columns_of_a_norm_stay_float32_and_a_residual_is_one_plane():
+    def build(graph, x, index, weight):
+        normed = graph.call_function(ops.overload("rms_norm"), (x, weight, 1e-5))
+        part = graph.call_function(ops.overload("columns"), (normed, 0, 48))
+        product = graph.call_function(ops.overload("linear"), (part, weight))
+        other = graph.call_function(ops.overload("linear"), (part, weight))
+        total = graph.call_function(ops.overload("add"), (product, other))
+        return graph.call_function(ops.overload("select_rows"), (total, index))
+
+    program = lower(graph_of(build), CAPACITY, narrow="float16", planes=lambda _: 2)
+    _, norm, product, other, *_ = program.launches
+    assert norm.outputs[0].dtype == "float32"
+    assert (product.outputs[0].planes, other.outputs[0].planes) == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["narrow", "q_narrow"])
+def test_an_unknown_dtype_is_refused(tiny_llama, name):
+    step = optimise(trace(tiny_llama, pool_of(tiny_llama)))
+    with pytest.raises(ValueError, match=f"{name}='float8' is none of"):
+        lower(step, CAPACITY, **{name: "float8"})

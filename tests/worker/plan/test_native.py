@@ -11,6 +11,7 @@ from tests.worker.numerics import bits
 from tests.worker.plan.plan_cases import SHAPES, buffers_of, eager_logits, model_of, pool_of, row_of
 from worker.batch import Batch, Row
 from worker.config import WorkerConfig
+from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
 from worker.model.weights.gguf import read_gguf
 from worker.plan.executor import KernelsUnsuitable, kernels_named
@@ -227,3 +228,19 @@ def test_the_name_tells_set_and_threads():
             assert kernels.name == f"native/{kernel_set}/{num_threads}"
     best = pagecast_native.default_kernel_set()
     assert kernels_named("native", num_threads=2).name == f"native/{best}/2"
+
+
+@pytest.mark.parametrize(
+    ("layout", "told"),
+    [
+        ({"dtype": torch.float16}, "the pool is torch.float16"),
+        ({"keys_across": False}, "keys along their block"),
+    ],
+)
+def test_a_pool_that_is_none_of_theirs_is_refused(tmp_path, layout, told):
+    model = model_of(SHAPES["grouped"], tmp_path)
+    config = model.config
+    sizes = {name: getattr(config, name) for name in ("num_layers", "num_kv_heads", "head_size")}
+    kv = KvStorage(num_blocks=4, block_size=16, **sizes, **layout)
+    with pytest.raises(KernelsUnsuitable, match=told):
+        kernels_named("native").check(config, kv)
