@@ -79,8 +79,14 @@ class ServeSettings(BaseSettings):
         listen: `HOST:PORT` of the public server; port 0 takes a free one.
         worker_addresses: Addresses of running workers to use instead of spawning; a comma separated
             list in the environment (`PAGECAST_WORKER_ADDRESS`).
-        kernels: Kernels of the spawned workers. "auto": native where it is installed and suits the model,
-            else reference.
+        device: Where the spawned workers compute. "auto": on a CUDA device where there is one that the
+            kernels can use, else on the CPU.
+        kernels: Kernels of the spawned workers. "auto": triton on a CUDA device; on the CPU native where
+            it is installed and suits the model, else reference.
+        weights: What workers keep matrices as; "file": as the file has them. "auto": "file" on a CUDA
+            device, else "float32".
+        kv_dtype: What workers keep keys and values as. "auto": float32 on the CPU; on a CUDA device 16 bits,
+            as the weights.
         decode_plan: Plan mode of sessions that name none; "plan_once" becomes "once".
         kv_blocks: KV blocks per worker. None: what the worker chooses.
         max_step_tokens: Token budget of a step. None: what the worker chooses.
@@ -95,7 +101,7 @@ class ServeSettings(BaseSettings):
             (`PAGECAST_DRAIN_TIMEOUT`).
         log_level: Least severe level that is logged.
 
-    Names of kernels, plans and levels are taken in any case.
+    Names of devices, kernels, number formats, plans and levels are taken in any case.
     """
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid", populate_by_name=True)
@@ -106,7 +112,10 @@ class ServeSettings(BaseSettings):
     worker_addresses: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), validation_alias="PAGECAST_WORKER_ADDRESS"
     )
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     kernels: Literal["auto", "native", "reference", "triton"] = "auto"
+    weights: Literal["auto", "file", "float32", "float16", "bfloat16"] = "auto"
+    kv_dtype: Literal["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"] = "auto"
     decode_plan: Literal["once", "replan"] = "once"
     kv_blocks: int | None = Field(default=None, ge=1, le=MAX_KV_BLOCKS)
     max_step_tokens: int | None = Field(default=None, ge=1, le=MAX_STEP_TOKENS)
@@ -126,7 +135,7 @@ class ServeSettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @field_validator("kernels", "decode_plan", "log_level", mode="before")
+    @field_validator("device", "kernels", "weights", "kv_dtype", "decode_plan", "log_level", mode="before")
     @classmethod
     def _any_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value

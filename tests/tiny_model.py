@@ -1,9 +1,12 @@
 """Writes a complete Llama GGUF with random weights, small enough for any test."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from gguf import GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf.quants import quantize
 
 CHATML = (
     "{% for message in messages %}"
@@ -39,6 +42,9 @@ def write_tiny_gguf(
     add_bos: bool = False,
     ends: bool = True,
     nan_token: int | None = None,
+    is_tied: bool = False,
+    formats: Mapping[str, str] | str = "F32",
+    largest: Mapping[str, float] | None = None,
 ) -> Path:
     """Writes the file and returns `path`.
 
@@ -61,6 +67,9 @@ def write_tiny_gguf(
         ends: Whether greedy turns may draw the EOS; if not its logit is 0, far below the largest.
         nan_token: An id whose embedding is NaN: logits after an input that holds it are NaN. The output's
             rows are their own, so others' logits stay as they are.
+        is_tied: Leaves the output's matrix out: the embedding is also the head.
+        formats: Of matrices, e.g. `Q8_0`: of all of them, or by name; others are F32.
+        largest: By a matrix's name what its first weight is instead.
     """
     writer = GGUFWriter(path, "llama")
     writer.add_name("tiny")
@@ -91,9 +100,14 @@ def write_tiny_gguf(
 
     random = np.random.default_rng(seed)
 
+    def add_matrix(name: str, weights: np.ndarray[Any, Any]) -> None:
+        weights = weights.astype(np.float32)
+        weights.flat[0] = (largest or {}).get(name, weights.flat[0])
+        kind = GGMLQuantizationType[formats if isinstance(formats, str) else formats.get(name, "F32")]
+        writer.add_tensor(name, quantize(weights, kind), raw_dtype=kind)
+
     def add(name: str, *shape: int, gain: float = 1.0) -> None:
-        weights = random.standard_normal(shape) * gain / np.sqrt(shape[-1])
-        writer.add_tensor(name, weights.astype(np.float32))
+        add_matrix(name, random.standard_normal(shape) * gain / np.sqrt(shape[-1]))
 
     def add_norm(name: str) -> None:
         writer.add_tensor(name, random.uniform(0.5, 1.5, hidden_size).astype(np.float32))
@@ -103,7 +117,7 @@ def write_tiny_gguf(
     embedding = random.standard_normal((num_tokens + padded_vocab, hidden_size))
     if nan_token is not None:
         embedding[nan_token] = np.nan
-    writer.add_tensor("token_embd.weight", embedding.astype(np.float32))
+    add_matrix("token_embd.weight", embedding)
     # Layers outweigh the embedding, so that what a token attends decides what follows it.
     for layer in range(num_layers):
         add_norm(f"blk.{layer}.attn_norm.weight")
@@ -120,7 +134,8 @@ def write_tiny_gguf(
     output[num_tokens:] *= 100.0
     if not ends:
         output[2] = 0.0
-    writer.add_tensor("output.weight", output.astype(np.float32))
+    if not is_tied:
+        add_matrix("output.weight", output)
 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

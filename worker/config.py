@@ -5,7 +5,7 @@ From flags and PAGECAST_WORKER_… variables; the only room that touches the env
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,6 @@ from worker.batch import DecodePlan
 
 _PREFIX = "PAGECAST_WORKER_"
 _PARENT_FLAG = "--parent-fd"
-_MAX_STEP_ROWS = 32
 # The native kernels' limit.
 _MAX_THREADS = 256
 
@@ -27,13 +26,19 @@ class WorkerConfig:
     Attributes:
         model: `smollm2-135m`, or the path of a Llama GGUF.
         listen: `unix:PATH` or `HOST:PORT`.
-        kernels: What computes the operators. "auto": native where it is installed and suits the model, else
-            reference.
+        device: Where model and KV pool are. "auto": the first CUDA device where there is one that the kernels
+            can use, else the CPU.
+        kernels: What computes the operators. "auto": triton on a CUDA device; on the CPU native where it is
+            installed and suits the model, else reference.
+        weights: What matrices are kept as. "file": as the file has them, quantised ones too. "auto": "file"
+            on a CUDA device, else "float32".
+        kv_dtype: What keys and values are kept as. "auto": float32 on the CPU; on a CUDA device float16
+            beside weights of float16, else bfloat16.
         decode_plan: Mode of sessions that don't choose one.
-        num_kv_blocks: Blocks of the KV pool.
+        num_kv_blocks: Blocks of the KV pool. None: 1024 on the CPU; on a CUDA device what fits in memory.
         block_size: Tokens per block.
-        max_step_tokens: Tokens that one step computes at most.
-        max_step_rows: Rows of one step at most.
+        max_step_tokens: Tokens that one step computes at most. None: what suits the device.
+        max_step_rows: Rows of one step at most. None: what suits the device, at most `max_step_tokens`.
         max_replan_sessions: Open sessions whose mode may be REPLAN at once: their steps build a plan each
             time, and the others' next step waits for it.
         num_threads: Threads for kernels.
@@ -46,12 +51,15 @@ class WorkerConfig:
 
     model: str
     listen: str
+    device: Literal["auto", "cpu", "cuda"]
     kernels: Literal["auto", "native", "reference", "triton"]
+    weights: Literal["auto", "file", "float32", "float16", "bfloat16"]
+    kv_dtype: Literal["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"]
     decode_plan: DecodePlan
-    num_kv_blocks: int
+    num_kv_blocks: int | None
     block_size: int
-    max_step_tokens: int
-    max_step_rows: int
+    max_step_tokens: int | None
+    max_step_rows: int | None
     max_replan_sessions: int
     num_threads: int
     log_level: Literal["debug", "info", "warning", "error"]
@@ -69,10 +77,8 @@ class WorkerConfig:
             given = _command.make_context("python -m worker", list(arguments)).params
         except click.exceptions.Exit as done:  # --help
             raise SystemExit(done.exit_code) from done
-        if given["max_step_rows"] is None:
-            given["max_step_rows"] = min(_MAX_STEP_ROWS, given["max_step_tokens"])
-        if given["max_step_rows"] > given["max_step_tokens"]:
-            raise click.UsageError("--max-step-rows is over --max-step-tokens")
+        if refusal := _refusal(given):
+            raise click.UsageError(refusal)
         plan = DecodePlan.PLAN_ONCE if given.pop("plan") == "once" else DecodePlan.REPLAN
         return cls(decode_plan=plan, block_size=16, **given)
 
@@ -117,6 +123,21 @@ def _no_nan(context: click.Context, parameter: click.Parameter, value: float) ->
     return value
 
 
+def _refusal(given: Mapping[str, Any]) -> str:
+    """What flags can't be together on any machine, by their names; empty where nothing is wrong."""
+    rows, tokens = given["max_step_rows"], given["max_step_tokens"]
+    if rows is not None and tokens is not None and rows > tokens:
+        return "--max-step-rows is over --max-step-tokens"
+    kernels = given["kernels"]
+    if kernels in ("native", "reference"):
+        if given["device"] == "cuda":
+            return f"--kernels {kernels} runs on --device cpu only; a CUDA device needs triton"
+        for flag, name in (("--weights", "weights"), ("--kv-dtype", "kv_dtype")):
+            if given[name] not in ("auto", "float32"):
+                return f"{flag} {given[name]} needs --kernels triton, {kernels} computes in float32 only"
+    return ""
+
+
 _command = click.Command(
     "worker",
     help="One Pagecast worker: serves one model to a gateway.",
@@ -124,18 +145,41 @@ _command = click.Command(
         _option("--model", default="smollm2-135m", help="A known name, or the path of a Llama GGUF."),
         _option("--listen", required=True, help="unix:PATH or HOST:PORT."),
         _option(
+            "--device",
+            type=click.Choice(["auto", "cpu", "cuda"]),
+            default="auto",
+            help="auto: cuda where there is such a device that the kernels can use, else cpu.",
+        ),
+        _option(
             "--kernels",
             type=click.Choice(["auto", "native", "reference", "triton"]),
             default="auto",
-            help="auto: native where it is installed and suits the model, else reference.",
+            help="auto: on cuda triton; on cpu native where it is there and suits the model, else reference.",
+        ),
+        _option(
+            "--weights",
+            type=click.Choice(["auto", "file", "float32", "float16", "bfloat16"]),
+            default="auto",
+            help="What matrices are kept as. file: as the file has them. auto: on cuda file, else float32.",
+        ),
+        _option(
+            "--kv-dtype",
+            type=click.Choice(["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"]),
+            default="auto",
+            help="What keys and values are kept as. auto: on cuda the weights' 16 bits, else float32.",
         ),
         _option("--decode-plan", "plan", type=click.Choice(["once", "replan"]), default="once"),
-        _option("--kv-blocks", "num_kv_blocks", type=click.IntRange(1, 1 << 24), default=1024),
-        _option("--max-step-tokens", type=click.IntRange(1, 65536), default=64),
+        _option(
+            "--kv-blocks",
+            "num_kv_blocks",
+            type=click.IntRange(1, 1 << 24),
+            help="Absent: on cpu 1024, on cuda what fits in its memory.",
+        ),
+        _option("--max-step-tokens", type=click.IntRange(1, 65536), help="Absent: on cpu 64, on cuda 2048."),
         _option(
             "--max-step-rows",
             type=click.IntRange(1, 4096),
-            help=f"Absent: {_MAX_STEP_ROWS}, at most --max-step-tokens.",
+            help="Absent: on cpu 32, on cuda 256; at most --max-step-tokens.",
         ),
         _option(
             "--max-replan-sessions",

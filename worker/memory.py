@@ -7,6 +7,11 @@ import torch
 _MEMINFO = Path("/proc/meminfo")
 # Of a container, as it sees its own: control groups version 2, then 1. Both may hold no number.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+# Of a worker's part of a device, for what is not there when the pool is sized: plans of single steps, lists
+# of draws, what the driver takes for itself.
+_KEPT = 0.05
+MOST_BLOCKS = 1 << 24
+"""Blocks of a pool at most, whatever the memory."""
 
 
 class PoolTooLarge(Exception):
@@ -40,6 +45,48 @@ def check_pool_fits(num_blocks: int, block_bytes: int, device: torch.device, sha
     available = min(available_bytes(device), int(share * total_bytes(device)))
     if wanted > available:
         raise PoolTooLarge(num_blocks=num_blocks, wanted_bytes=wanted, available_bytes=available)
+
+
+def blocks_that_fit(block_bytes: int, device: torch.device, share: float = 1.0) -> int:
+    """Blocks of a pool that takes what is free on a device, but for a twentieth of the worker's part.
+
+    Call it when everything else is there: weights, and plans with their graphs.
+
+    Args:
+        block_bytes: Size of a block.
+        device: A CUDA device.
+        share: Part of the device's memory that this process may take, over 0 and at most 1.
+
+    Returns:
+        From 1 to `MOST_BLOCKS`.
+
+    Raises:
+        PoolTooLarge: There is no room for one block.
+    """
+    part = int(share * total_bytes(device))
+    free = min(available_bytes(device), part - held_bytes(device)) - int(_KEPT * part)
+    if free < block_bytes:
+        raise PoolTooLarge(num_blocks=1, wanted_bytes=block_bytes, available_bytes=max(free, 0))
+    return min(free // block_bytes, MOST_BLOCKS)
+
+
+def out_of_memory(error: BaseException) -> str:
+    """What to do where an error says that a device has no memory left; empty for any other error."""
+    first = str(error).partition("\n")[0]
+    # Of torch's calls, and of Triton's where the driver finds no room for a kernel.
+    texts = ("CUDA error", "HIP error", "Triton Error")
+    is_one = isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and first.startswith(texts) and "out of memory" in first
+    )
+    if not is_one:
+        return ""
+    narrower = "or choose a narrower --kv-dtype or --weights"
+    return f"out of memory: lower --kv-blocks or --max-step-tokens, {narrower} ({first})"
+
+
+def held_bytes(device: torch.device) -> int:
+    """Memory of a CUDA device that torch holds in this process, in bytes."""
+    return int(torch.cuda.memory_reserved(device))
 
 
 def available_bytes(device: torch.device) -> int:

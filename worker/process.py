@@ -20,22 +20,19 @@ from worker.batch import StepReport, TokenDrawn
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.intake import Intake
-from worker.kernel_choice import Kernels, KernelsMissing, choose_kernels
-from worker.kernels.triton import prepare_triton
+from worker.kernel_choice import KernelsMissing, SettingRefused
 from worker.kv.block_pool import BlockPool
-from worker.kv.storage import KvStorage
-from worker.memory import PoolTooLarge, check_pool_fits
+from worker.loading import Loaded, load
+from worker.memory import PoolTooLarge, out_of_memory
 from worker.model.chat import ChatTemplate
 from worker.model.config import ModelFileError
-from worker.model.llama import LlamaModel
-from worker.model.tokenizer import Tokenizer
-from worker.model.weights.gguf import GgufFile, read_gguf, resolve_model_spec
 from worker.plan.executor import KernelsUnsuitable
-from worker.runner import RowsNotInvariant, Runner
+from worker.runner import RowsNotInvariant
 from worker.scheduler import PagedSessionScheduler
 from worker.server import WorkerService
 
 EXIT_OTHER = 1
+EXIT_FLAGS = 2
 EXIT_MODEL_FILE = 3
 EXIT_LISTEN = 4
 EXIT_KERNELS = 5
@@ -60,6 +57,9 @@ def run(config: WorkerConfig, log: FilteringBoundLogger) -> int:
     """
     try:
         return asyncio.run(_serve(config, log))
+    except SettingRefused as error:
+        log.error("worker_failed", error=str(error))
+        return EXIT_FLAGS
     except ModelFileError as error:
         log.error("worker_failed", error=str(error), model=config.model)
         return EXIT_MODEL_FILE
@@ -73,6 +73,9 @@ def run(config: WorkerConfig, log: FilteringBoundLogger) -> int:
         log.error("worker_failed", error=str(error))
         return EXIT_MEMORY
     except Exception as error:
+        if told := out_of_memory(error):
+            log.error("worker_failed", error=told)
+            return EXIT_MEMORY
         log.error("worker_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
         return EXIT_OTHER
 
@@ -88,19 +91,16 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
         threading.Thread(target=_watch_parent, args=(config.parent_fd, loop, stop), daemon=True).start()
     # Loading stays on one thread; the engine's thread gets them all.
     torch.set_num_threads(1)
-    file = read_gguf(resolve_model_spec(config.model))
-    tokenizer = Tokenizer(file.tokenizer)
-    kernels = choose_kernels(config.kernels, file.config, config.block_size)
-    if kernels.fallback:
-        log.warning("kernels_fallback", kernels=kernels.name, reason=kernels.fallback)
-    runner = _runner(config, kernels, file)
+    loaded = load(config, log)
+    runner, kernels, tokenizer = loaded.runner, loaded.kernels, loaded.tokenizer
     scheduler = PagedSessionScheduler(
-        BlockPool(config.num_kv_blocks),
+        BlockPool(loaded.num_kv_blocks),
         block_size=config.block_size,
-        max_step_tokens=config.max_step_tokens,
-        max_step_rows=config.max_step_rows,
-        max_context_tokens=file.config.max_context_tokens,
+        max_step_tokens=loaded.max_step_tokens,
+        max_step_rows=loaded.max_step_rows,
+        max_context_tokens=loaded.config.max_context_tokens,
         plan=config.decode_plan,
+        has_token_classes=runner.has_token_classes,
     )
     engine = Engine(
         scheduler=scheduler,
@@ -110,10 +110,10 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
     )
     service = WorkerService(
         engine=engine,
-        intake=Intake(tokenizer, _template(file, tokenizer)),
-        model=_describe(config, kernels, file, tokenizer),
+        intake=Intake(tokenizer, _template(loaded)),
+        model=_describe(config, loaded),
         version=importlib.metadata.version("pagecast"),
-        num_kv_blocks=config.num_kv_blocks,
+        num_kv_blocks=loaded.num_kv_blocks,
         log_token=lambda event: _log_token(log, event),
         log_gone=lambda num_sessions: log.warning("gateway_gone", num_sessions=num_sessions),
     )
@@ -153,9 +153,14 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
         "worker_ready",
         pid=os.getpid(),
         model=config.model,
-        num_kv_blocks=config.num_kv_blocks,
+        num_kv_blocks=loaded.num_kv_blocks,
+        device=str(loaded.device),
         kernels=kernels.name,
         kernel_set=kernels.kernel_set,
+        weights=loaded.weights,
+        kv_dtype=loaded.kv_dtype,
+        max_step_tokens=loaded.max_step_tokens,
+        max_step_rows=loaded.max_step_rows,
         threads=config.num_threads,
     )
     engine_ended = asyncio.wrap_future(engine.ended)
@@ -171,59 +176,21 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
     return 0
 
 
-def _runner(config: WorkerConfig, kernels: Kernels, file: GgufFile) -> Runner:
-    device = prepare_triton() if kernels.name == "triton" else torch.device("cpu")
-    block_bytes = KvStorage.block_bytes(
-        num_layers=file.config.num_layers,
-        block_size=config.block_size,
-        num_kv_heads=file.config.num_kv_heads,
-        head_size=file.config.head_size,
-    )
-    check_pool_fits(config.num_kv_blocks, block_bytes, device, config.memory_share)
-    storage = KvStorage(
-        num_blocks=config.num_kv_blocks,
-        num_layers=file.config.num_layers,
-        block_size=config.block_size,
-        num_kv_heads=file.config.num_kv_heads,
-        head_size=file.config.head_size,
-        device=device,
-    )
-    return Runner(
-        LlamaModel.from_gguf(file, device=device),
-        storage,
-        kernels=kernels.name,
-        max_step_tokens=config.max_step_tokens,
-        max_step_rows=config.max_step_rows,
-        num_threads=config.num_threads,
-    )
+def _template(loaded: Loaded) -> ChatTemplate | None:
+    return None if loaded.chat_template is None else ChatTemplate(loaded.chat_template, loaded.tokenizer)
 
 
-def _template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
-    source = file.tokenizer.chat_template
-    return None if source is None else ChatTemplate(source, tokenizer)
-
-
-def _describe(
-    config: WorkerConfig, kernels: Kernels, file: GgufFile, tokenizer: Tokenizer
-) -> model_pb2.Model:
+def _describe(config: WorkerConfig, loaded: Loaded) -> model_pb2.Model:
     return model_pb2.Model(
         name=Path(config.model).stem if config.model.endswith(".gguf") else config.model,
-        architecture=file.architecture,
-        num_parameters=file.num_parameters,
-        vocab_size=tokenizer.vocab_size,
-        max_context_tokens=file.config.max_context_tokens,
+        architecture=loaded.architecture,
+        num_parameters=loaded.num_parameters,
+        vocab_size=loaded.tokenizer.vocab_size,
+        max_context_tokens=loaded.config.max_context_tokens,
         block_size=config.block_size,
-        numerics_fingerprint=_fingerprint(kernels, file),
-        has_chat_template=file.tokenizer.chat_template is not None,
+        numerics_fingerprint=loaded.fingerprint,
+        has_chat_template=loaded.chat_template is not None,
     )
-
-
-def _fingerprint(kernels: Kernels, file: GgufFile) -> str:
-    """Workers of one fingerprint agree bit for bit (idea 3 of the architecture)."""
-    parts = [*kernels.numerics, importlib.metadata.version("pagecast")]
-    if kernels.name != "native":
-        parts.append(f"torch-{torch.__version__}")
-    return "/".join([*parts, "weights-float32", "activations-float32", "kv-float32", file.fingerprint])
 
 
 def _log_token(log: FilteringBoundLogger, event: TokenDrawn) -> None:

@@ -15,7 +15,10 @@ from service.config import ServeSettings, unknown_variables
 
 _PREFIX = variable("--")
 _LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
+_DEVICES = click.Choice(["auto", "cpu", "cuda"], case_sensitive=False)
 _KERNELS = click.Choice(["auto", "native", "reference", "triton"], case_sensitive=False)
+_WEIGHTS = click.Choice(["auto", "file", "float32", "float16", "bfloat16"], case_sensitive=False)
+_KV_DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"], case_sensitive=False)
 
 
 def _option(flag: str, field: str | None = None, **attributes: Any) -> Decorator:
@@ -42,9 +45,25 @@ def _seconds(flag: str, text: str) -> Decorator:
     help="Use this running worker and start none; repeatable.",
 )
 @_option(
+    "--device",
+    type=_DEVICES,
+    help="Where workers compute. auto: cuda where there is such a device that the kernels can use, else cpu.",
+)
+@_option(
     "--kernels",
     type=_KERNELS,
-    help="Kernels of the workers. auto: native where it is installed and suits the model, else reference.",
+    help="Kernels of the workers. auto: on cuda triton; on cpu native where it is installed and suits the "
+    "model, else reference.",
+)
+@_option(
+    "--weights",
+    type=_WEIGHTS,
+    help="What matrices are kept as. file: as the file has them. auto: on cuda file, else float32.",
+)
+@_option(
+    "--kv-dtype",
+    type=_KV_DTYPES,
+    help="What keys and values are kept as. auto: on cuda 16 bits, as the weights, else float32.",
 )
 @_option("--decode-plan", type=PLAN_CHOICE, metavar="[once|replan]", help="Plan of sessions that name none.")
 @_option("--kv-blocks", type=int, help="KV blocks per worker. Absent: what the worker chooses.")

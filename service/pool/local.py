@@ -192,7 +192,10 @@ def worker_command(settings: ServeSettings) -> list[str]:
     command = [
         sys.executable, "-m", "worker",
         "--model", settings.model,
+        "--device", settings.device,
         "--kernels", settings.kernels,
+        "--weights", settings.weights,
+        "--kv-dtype", settings.kv_dtype,
         "--decode-plan", settings.decode_plan,
         "--max-replan-sessions", str(settings.max_replan_sessions),
         "--threads", str(settings.threads or _threads_per_worker(settings.workers)),

@@ -71,7 +71,9 @@ class FakeServer(
         self.default_page_size = 100
         self.control_ids: set[int] = set()  # that spell nothing
         self.first_token_delay_s = 0.0
-        self.ended = threading.Event()  # the last Generate has left its handler
+        self.ended = threading.Event()  # no Generate is in its handler any more
+        self._running = 0
+        self._running_lock = threading.Lock()
         self.log: dict[str, list[int]] = {}
         self.state: dict[str, session.Session] = {}
         self._cancels: dict[str, threading.Event] = {}
@@ -188,12 +190,17 @@ class FakeServer(
         return generation.CancelGenerationResponse()
 
     def Generate(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
-        self.ended.clear()
+        with self._running_lock:
+            self._running += 1
+            self.ended.clear()
         try:
             self._note("Generate", request, context)
             yield from self._turn(request, context) if self.script is None else self.script
         finally:
-            self.ended.set()
+            with self._running_lock:
+                self._running -= 1
+                if not self._running:
+                    self.ended.set()
 
     def _turn(self, request: Any, context: Any) -> Iterator[Any]:
         log, state = self.log[request.session_id], self.state[request.session_id]

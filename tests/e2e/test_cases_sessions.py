@@ -161,11 +161,14 @@ def test_s04_idle_sessions_give_up_their_kv_and_an_overlapping_turn_has_no_effec
     views = [api.get(name) for name in sessions]
     assert views[0].kv_residency == session_pb2.KV_RESIDENCY_DROPPED
     assert sum(view.num_kv_blocks for view in views) <= 32
+    # In REPLAN a turn takes seconds, so that another one surely overlaps.
+    api.update(sessions[0], decode_plan=session_pb2.PAGED_DECODE_PLAN_REPLAN)
     stream = api.stream(sessions[0], NEXT, max_tokens=300)
     stream.read_tokens(1)
     assert refusal_of(lambda: api.turn(sessions[0], NEXT)) == Refusal(
         grpc.StatusCode.ABORTED, "SESSION_BUSY", ""
     )
+    api.update(sessions[0], decode_plan=session_pb2.PAGED_DECODE_PLAN_PLAN_ONCE)
     reply = stream.reply()
     assert reply.finished.usage.reprefilled_tokens == 168
     assert reply.started.kv_residency == session_pb2.KV_RESIDENCY_DROPPED

@@ -29,7 +29,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
 def test_serve_passes_flags_on_and_exits_with_the_gateways_code(served: list[ServeSettings]) -> None:
     flags = ["--model", "m.gguf", "--workers", "2", "--listen", "127.0.0.1:0", "--kernels", "triton"]
     flags += ["--decode-plan", "replan", "--kv-blocks", "64", "--max-step-tokens", "128", "--threads", "1"]
-    flags += ["--max-replan-sessions", "5"]
+    flags += ["--max-replan-sessions", "5", "--device", "CUDA", "--weights", "bfloat16"]
+    flags += ["--kv-dtype", "float8_e4m3fn"]
     flags += [
         "--log-level",
         "DEBUG",
@@ -45,7 +46,10 @@ def test_serve_passes_flags_on_and_exits_with_the_gateways_code(served: list[Ser
         "model": "m.gguf",
         "workers": 2,
         "listen": "127.0.0.1:0",
+        "device": "cuda",
         "kernels": "triton",
+        "weights": "bfloat16",
+        "kv_dtype": "float8_e4m3fn",
         "decode_plan": "replan",
         "kv_blocks": 64,
         "max_step_tokens": 128,
@@ -78,6 +82,8 @@ def test_serve_takes_the_environment_and_a_flag_wins(served: list[ServeSettings]
         ([], {"PAGECAST_WORKER_ADDRESS": "x"}, "--worker-address (PAGECAST_WORKER_ADDRESS)"),
         (["--start-timeout", "nan"], {}, "--start-timeout (PAGECAST_START_TIMEOUT)"),
         ([], {"PAGECAST_START_TIMEOUT": "0"}, "--start-timeout (PAGECAST_START_TIMEOUT)"),
+        ([], {"PAGECAST_DEVICE": "tpu"}, "--device (PAGECAST_DEVICE)"),
+        ([], {"PAGECAST_KV_DTYPE": "int8"}, "--kv-dtype (PAGECAST_KV_DTYPE)"),
         ([], {"PAGECAST_DECODE_PLAN": "twice"}, "--decode-plan (PAGECAST_DECODE_PLAN)"),
     ],
 )
@@ -95,6 +101,7 @@ def test_serve_names_a_wrong_setting_in_one_line(
 def test_every_option_of_serve_has_its_variable_and_shows_its_default(served: list[ServeSettings]) -> None:
     values = {
         "model": "x", "workers": "3", "listen": "h:9", "worker_addresses": "h:9", "kernels": "triton",
+        "device": "cpu", "weights": "file", "kv_dtype": "float16",
         "decode_plan": "replan", "kv_blocks": "7", "max_step_tokens": "7", "threads": "7",
         "max_replan_sessions": "7",
         "start_timeout_s": "7", "worker_timeout_s": "7", "step_timeout_s": "7", "drain_timeout_s": "7",

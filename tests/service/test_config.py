@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import click
 import pytest
@@ -58,6 +58,7 @@ def test_environment_without_prefix_is_not_read(monkeypatch: pytest.MonkeyPatch)
         ("listen", "7070"), ("listen", ":7070"), ("listen", "a:70000"), ("listen", "a b:1"),
         ("listen", "unix:/x"), ("worker_addresses", ("a",)), ("worker_addresses", ("a:0",)),
         ("worker_addresses", ("a:1", "a:1")), ("worker_addresses", ("unix:",)), ("kernels", "cuda"),
+        ("device", "triton"), ("weights", "q8_0"), ("kv_dtype", "file"),
         ("decode_plan", "twice"), ("kv_blocks", 0), ("kv_blocks", 2**24 + 1),
         ("max_step_tokens", 0), ("max_step_tokens", 65_537), ("threads", 0), ("threads", 257),
         ("max_replan_sessions", -1), ("max_replan_sessions", 2**20 + 1), ("max_replan_sessions", "few"),
@@ -118,6 +119,16 @@ def test_a_spawned_workers_environment_has_no_flags_in_it(monkeypatch: pytest.Mo
     environment = worker_environment()
     assert {"PAGECAST_WORKERS", "OMP_X", "PATH"} <= environment.keys()
     assert not [name for name in environment if name.upper().startswith("PAGECAST_WORKER_")]
+
+
+@pytest.mark.parametrize("name", ["device", "kernels", "weights", "kv_dtype"])
+def test_the_workers_choices_are_the_gateways(name: str) -> None:
+    (mine, workers) = (get_type_hints(each)[name] for each in (ServeSettings, WorkerConfig))
+    assert get_args(mine) == get_args(workers)
+    flag = "--" + name.replace("_", "-")
+    for value in get_args(mine):
+        config = WorkerConfig.load(["--listen", "a:1", flag, value])
+        assert getattr(config, name) == value == getattr(ServeSettings(**{name: value.upper()}), name)
 
 
 def test_the_workers_limits_are_the_gateways() -> None:

@@ -13,16 +13,17 @@ def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch: pyte
     monkeypatch.setenv("PAGECAST_WORKER_DECODE_PLAN", "replan")
     monkeypatch.setenv("PAGECAST_WORKER_THREADS", "3")
     config = WorkerConfig.load([*LISTEN, "--threads", "1"])
-    assert (config.num_kv_blocks, config.num_threads, config.max_step_tokens) == (7, 1, 64)
+    assert (config.num_kv_blocks, config.num_threads, config.max_step_tokens) == (7, 1, None)
     assert config.decode_plan is DecodePlan.REPLAN
     assert (config.kernels, config.max_replan_sessions) == ("auto", 32)
     monkeypatch.setenv("PAGECAST_WORKER_MAX_REPLAN_SESSIONS", "0")
     assert WorkerConfig.load(list(LISTEN)).max_replan_sessions == 0
 
 
-def test_rows_follow_a_small_token_budget() -> None:
-    assert WorkerConfig.load([*LISTEN, "--max-step-tokens", "24"]).max_step_rows == 24
-    assert WorkerConfig.load(list(LISTEN)).max_step_rows == 32
+def test_what_follows_the_device_is_left_open() -> None:
+    config = WorkerConfig.load(list(LISTEN))
+    assert (config.device, config.weights, config.kv_dtype) == ("auto", "auto", "auto")
+    assert (config.num_kv_blocks, config.max_step_tokens, config.max_step_rows) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,14 @@ def test_rows_follow_a_small_token_budget() -> None:
         (["--max-step-tokens", "-1"], "--max-step-tokens"),
         (["--max-step-tokens", "8", "--max-step-rows", "9"], "--max-step-rows"),
         (["--kernels", "cuda"], "--kernels"),
+        (["--device", "gpu"], "--device"),
+        (["--weights", "int8"], "--weights"),
+        (["--kv-dtype", "int8"], "--kv-dtype"),
+        (["--kernels", "native", "--device", "cuda"], "--kernels native runs on --device cpu only"),
+        (["--kernels", "reference", "--device", "cuda"], "--kernels reference runs on --device cpu only"),
+        (["--kernels", "native", "--weights", "file"], "--weights file needs --kernels triton"),
+        (["--kernels", "native", "--kv-dtype", "float8_e4m3fn"], "--kv-dtype float8_e4m3fn needs --kernels"),
+        (["--kernels", "reference", "--kv-dtype", "float16"], "--kv-dtype float16 needs --kernels triton"),
         (["--max-replan-sessions", "-1"], "--max-replan-sessions"),
         (["--max-replan-sessions", "1048577"], "--max-replan-sessions"),
         (["--threads", "0"], "--threads"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 
 from pagecast.worker.v1 import worker_pb2, worker_pb2_grpc
 from tests.tiny_model import write_tiny_gguf
@@ -100,6 +101,11 @@ def test_an_address_that_cannot_be_taken(where: str, tiny: Path) -> None:
         ("raise worker.runner.RowsNotInvariant('linear: other bits')", 5, "linear: other bits"),
         ("raise RuntimeError('first line\\nsecond')", 1, "RuntimeError: first line\nsecond"),
         ("raise MemoryError", 1, "MemoryError"),
+        (
+            "import torch; raise torch.OutOfMemoryError('no room for 7 GiB')",
+            7,
+            "lower --kv-blocks, --max-step",
+        ),
     ],
 )
 def test_a_failed_warm_up(breakage: str, status: int, told: str, tiny: Path, tmp_path: Path) -> None:
@@ -135,6 +141,28 @@ def test_wrong_flags_are_usage_text_for_a_person_and_an_event_for_a_gateway(tmp_
     status, text = run("--listen", "x", "--max-step-tokens", "2", "--max-step-rows", "3", "--parent-fd=0")
     assert status == 2
     assert failure(text)["error"] == "--max-step-rows is over --max-step-tokens"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--device", "cuda"], "--device cuda: torch"),
+        (["--device", "cpu", "--weights", "file"], "--weights file needs --kernels triton"),
+        (["--device", "cpu", "--kernels", "triton", "--kv-dtype", "bfloat16"], "--kv-dtype bfloat16 needs"),
+        (
+            ["--device", "cpu", "--max-step-rows", "65"],
+            "--max-step-rows 65 is over --max-step-tokens, here 64",
+        ),
+    ],
+)
+def test_what_this_machine_cannot_do_is_refused_by_the_flags_name(
+    flags: list[str], told: str, tiny: Path, tmp_path: Path
+) -> None:
+    if flags == ["--device", "cuda"] and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    status, text = run("--model", str(tiny), "--listen", listen(tmp_path), *flags)
+    assert status == 2
+    assert failure(text)["error"].startswith(told)
 
 
 def test_grpc_stays_as_the_operator_set_it(tiny: Path) -> None:

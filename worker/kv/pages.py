@@ -8,7 +8,7 @@ from torch import Tensor
 HUGE_PAGE_BYTES = 1 << 21
 
 
-def zeros_on_huge_pages(*shape: int) -> Tensor:
+def zeros_on_huge_pages(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Zeros in memory of their own that starts at a huge page and asks the system for such pages.
 
     Blocks lie far apart: on pages of 4 KiB nearly each piece of a block that attention reads needs a page
@@ -16,13 +16,15 @@ def zeros_on_huge_pages(*shape: int) -> Tensor:
     gives plain ones, and pages are taken when they are first written, either way.
 
     Args:
-        shape: float32, at least one element.
+        shape: At least one element.
+        dtype: One whose zero is all bits zero.
     """
-    num_bytes = torch.Size(shape).numel() * torch.float32.itemsize
+    num_bytes = torch.Size(shape).numel() * dtype.itemsize
     # Shared memory, the default, has huge pages only where its own setting says so.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     room = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=flags)
     if num_bytes >= HUGE_PAGE_BYTES:
         room.madvise(mmap.MADV_HUGEPAGE)
     start = -torch.frombuffer(room, dtype=torch.uint8).data_ptr() % HUGE_PAGE_BYTES
-    return torch.frombuffer(room, dtype=torch.float32, offset=start, count=num_bytes // 4).view(shape)
+    bytes_ = torch.frombuffer(room, dtype=torch.uint8, offset=start, count=num_bytes)
+    return bytes_.view(dtype).view(shape)

@@ -1,32 +1,60 @@
-"""The tensor behind the KV blocks. Knows no policy: which block belongs to whom is data of each step."""
+"""The tensor behind the KV blocks, and its copies to host memory and back.
+
+Knows no policy: which block belongs to whom, and which one leaves, is data of each step.
+"""
 
 from collections.abc import Sequence
 from itertools import count
+from operator import index
 
 import torch
 from torch import Tensor
 
+from worker.kv.host_blocks import HostBlocks
 from worker.kv.pages import zeros_on_huge_pages
 
 _allocation_ids = count(1)
 CPU = torch.device("cpu")
+KV_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+}
+"""What a storage may hold, by name."""
 
 
 class KvStorage:
     """One zeroed tensor for the keys and values of all layers, block by block.
 
     Block-major, so that a block is one contiguous piece that can be copied out and back whole. Within a
-    block each head is dense: its keys [head_size, block_size], so that a vector holds as many tokens in the
-    dot products, its values [block_size, head_size], so that it holds elements in the weighted sum.
+    block each head is dense. Values lie as [block_size, head_size]. Keys lie as these do where kernels load a
+    token's elements at once (Triton's), or across, [head_size, block_size], where a vector is to hold as many
+    tokens in the dot products (the native kernels').
+
+    Args:
+        num_blocks: Blocks.
+        num_layers: Of the model.
+        block_size: Tokens per block.
+        num_kv_heads: Of the model.
+        head_size: Of the model.
+        dtype: One of `KV_DTYPES`.
+        keys_across: Whether keys lie as [head_size, block_size].
+        device: Where it is.
+        key_scales: [num_layers, num_kv_heads] float32, over 0 and finite, for float8_e4m3fn only: what is
+            stored times its head's scale is the key. None: ones.
+        value_scales: As `key_scales`.
 
     Attributes:
-        data: [num_blocks, num_layers, 2, num_kv_heads, block_size * head_size] float32; keys first.
+        data: [num_blocks, num_layers, 2, num_kv_heads, block_size * head_size]; keys first.
         keys: Per layer a view [num_blocks, block_size, num_kv_heads, head_size] of `data`.
-        values: As `keys`, of other strides.
+        values: As `keys`, of strides of their own.
+        key_scales: [num_layers, num_kv_heads] float32 on the device; None unless float8_e4m3fn is stored.
+        value_scales: As `key_scales`.
         allocation_id: Names this allocation; never used again in this process.
 
     Raises:
-        ValueError: A size is below 1.
+        ValueError: A size is below 1, the dtype is none of `KV_DTYPES`, or scales are wrong or not wanted.
     """
 
     def __init__(
@@ -37,7 +65,11 @@ class KvStorage:
         block_size: int,
         num_kv_heads: int,
         head_size: int,
+        dtype: torch.dtype = torch.float32,
+        keys_across: bool = True,
         device: torch.device = CPU,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
     ) -> None:
         sizes = {
             "num_blocks": num_blocks,
@@ -49,20 +81,34 @@ class KvStorage:
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"{name}={size} is below 1")
+        if dtype not in KV_DTYPES.values():
+            raise ValueError(f"dtype={dtype} is none of {', '.join(KV_DTYPES)}")
         self.num_blocks = num_blocks
         self.num_layers = num_layers
         self.block_size = block_size
         self.num_kv_heads = num_kv_heads
         self.head_size = head_size
+        self.dtype = dtype
+        self.keys_across = keys_across
+        self.device = device
+        self.key_scales = self._scales("key_scales", key_scales)
+        self.value_scales = self._scales("value_scales", value_scales)
         self.allocation_id = next(_allocation_ids)
         shape = num_blocks, num_layers, 2, num_kv_heads, block_size * head_size
-        on_host = device.type == "cpu"
-        self.data: Tensor = zeros_on_huge_pages(*shape) if on_host else torch.zeros(*shape, device=device)
+        if device.type == "cpu":
+            self.data: Tensor = zeros_on_huge_pages(*shape, dtype=dtype)
+        else:
+            self.data = torch.zeros(*shape, dtype=dtype, device=device)
         lead = num_blocks, num_layers, num_kv_heads
-        keys = self.data[:, :, 0].view(*lead, head_size, block_size).permute(0, 1, 4, 2, 3)
+        if keys_across:
+            keys = self.data[:, :, 0].view(*lead, head_size, block_size).permute(0, 1, 4, 2, 3)
+        else:
+            keys = self.data[:, :, 0].view(*lead, block_size, head_size).permute(0, 1, 3, 2, 4)
         values = self.data[:, :, 1].view(*lead, block_size, head_size).permute(0, 1, 3, 2, 4)
         self.keys: tuple[Tensor, ...] = keys.unbind(1)
         self.values: tuple[Tensor, ...] = values.unbind(1)
+        # Bits are bits: a float's copy may make another NaN of one, and float8 has no fill everywhere.
+        self._bytes = self.data.view(num_blocks, -1).view(torch.uint8)
 
     @property
     def num_bytes(self) -> int:
@@ -74,13 +120,100 @@ class KvStorage:
 
         Raises ValueError for one that is not there; nothing was overwritten then.
         """
-        for block in blocks:
-            if not 0 <= block < self.num_blocks:
-                raise ValueError(f"block {block} is not in 0..{self.num_blocks - 1}")
-        if blocks:
-            self.data[list(blocks)] = 0.0
+        numbers = _checked("block", blocks, self.num_blocks)
+        if numbers:
+            self._bytes[numbers] = 0
+
+    def host_blocks(self, num_blocks: int) -> HostBlocks:
+        """Room for so many of these blocks in host memory, pinned where the device copies by itself."""
+        is_pinned = self.device.type == "cuda"
+        return HostBlocks(num_blocks, self._bytes.shape[1], is_pinned=is_pinned)
+
+    def evict(self, blocks: Sequence[int], host: HostBlocks, places: Sequence[int]) -> None:
+        """Copy blocks to host memory, bit for bit; the pool's own stay as they are.
+
+        One copy a block on the device's current stream, not waited for: what the stream runs afterwards may
+        overwrite the blocks, `restore` on it finds them, and the host has to wait for the stream first.
+
+        Args:
+            blocks: What is copied, each once.
+            host: Where to.
+            places: As many places of `host`, each once.
+
+        Raises:
+            ValueError: A block or a place is not there or named twice, their numbers differ, or `host` is
+                for blocks of another size; nothing was copied.
+        """
+        for block, place in self._checked_copy(blocks, host, places):
+            host.data[place].copy_(self._bytes[block], non_blocking=True)
+
+    def restore(self, host: HostBlocks, places: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy blocks back from host memory, into the same blocks of the pool or others.
+
+        As `evict`, the other way round: whatever the stream runs afterwards reads the restored blocks. The
+        places must not be written before it got there.
+
+        Args:
+            host: Where from.
+            places: What is copied, each once.
+            blocks: As many blocks, each once; overwritten.
+
+        Raises:
+            ValueError: As for `evict`; nothing was copied.
+        """
+        for block, place in self._checked_copy(blocks, host, places):
+            self._bytes[block].copy_(host.data[place], non_blocking=True)
 
     @staticmethod
-    def block_bytes(*, num_layers: int, block_size: int, num_kv_heads: int, head_size: int) -> int:
+    def block_bytes(
+        *,
+        num_layers: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> int:
         """Size of one block of such a storage."""
-        return num_layers * 2 * block_size * num_kv_heads * head_size * torch.float32.itemsize
+        return num_layers * 2 * block_size * num_kv_heads * head_size * dtype.itemsize
+
+    def _checked_copy(
+        self, blocks: Sequence[int], host: HostBlocks, places: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """Pairs of a block and its place."""
+        if host.block_bytes != self._bytes.shape[1]:
+            raise ValueError(
+                f"host holds blocks of {host.block_bytes} bytes, the pool's have {self._bytes.shape[1]}"
+            )
+        if len(blocks) != len(places):
+            raise ValueError(f"{len(blocks)} blocks and {len(places)} places")
+        pair = []
+        for name, given, size in (("block", blocks, self.num_blocks), ("place", places, host.num_blocks)):
+            numbers = _checked(name, given, size)
+            if len(set(numbers)) != len(numbers):
+                twice = next(number for number in numbers if numbers.count(number) > 1)
+                raise ValueError(f"{name} {twice} is named twice")
+            pair.append(numbers)
+        return list(zip(*pair, strict=True))
+
+    def _scales(self, name: str, given: Tensor | None) -> Tensor | None:
+        shape = self.num_layers, self.num_kv_heads
+        if self.dtype != torch.float8_e4m3fn:
+            if given is not None:
+                raise ValueError(f"{name} is for float8_e4m3fn, the storage holds {self.dtype}")
+            return None
+        if given is None:
+            return torch.ones(shape, device=self.device)
+        if given.shape != shape or given.dtype != torch.float32:
+            raise ValueError(f"{name} is {given.dtype} {list(given.shape)}, it must be float32 {list(shape)}")
+        if not bool(((given > 0) & given.isfinite()).all()):
+            raise ValueError(f"{name} has a scale that is not over 0 and finite")
+        return given.to(self.device)
+
+
+def _checked(name: str, given: Sequence[int], size: int) -> list[int]:
+    """Numbers as plain ints: elements of a tensor, say, are told apart by identity."""
+    numbers = [index(number) for number in given]
+    for number in numbers:
+        if not 0 <= number < size:
+            raise ValueError(f"{name} {number} is not in 0..{size - 1}")
+    return numbers

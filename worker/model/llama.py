@@ -5,7 +5,7 @@ Knows neither plans nor batches: the step takes tensors, or traced values in the
 
 from collections.abc import Mapping
 from itertools import count
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -13,8 +13,11 @@ from torch import Tensor
 from worker.kernels import ops
 from worker.model.config import LlamaConfig
 from worker.model.rope import rope_tables
-from worker.model.weights.gguf import GgufFile
+from worker.model.weights.quantised import QuantisedMatrix
 from worker.model.weights.store import WeightStore
+
+if TYPE_CHECKING:  # a model of tensors needs no reader of files
+    from worker.model.weights.gguf import GgufFile
 
 _instance_ids = count(1)
 CPU = torch.device("cpu")
@@ -34,8 +37,8 @@ class LlamaModel:
 
     Args:
         config: Sizes.
-        tensors: float32, contiguous, by GGUF name, in the shapes of `config`; without `output.weight` the
-            embedding is also the head.
+        tensors: Contiguous, by GGUF name, in the shapes of `config`: vectors float32, matrices of any float
+            dtype or quantised; without `output.weight` the embedding is also the head.
         device: Where the weights go.
 
     Attributes:
@@ -46,16 +49,21 @@ class LlamaModel:
     """
 
     def __init__(
-        self, config: LlamaConfig, tensors: Mapping[str, Tensor], *, device: torch.device = CPU
+        self,
+        config: LlamaConfig,
+        tensors: Mapping[str, Tensor | QuantisedMatrix],
+        *,
+        device: torch.device = CPU,
     ) -> None:
         weights = {name: tensor.to(device) for name, tensor in tensors.items()}
-        frequency_factors = weights.pop("rope_freqs.weight", None)
+        factors = weights.pop("rope_freqs.weight", None)
         weights.setdefault("output.weight", weights["token_embd.weight"])
         cos, sin = rope_tables(
             head_size=config.head_size,
             theta=config.rope_theta,
             max_context_tokens=config.max_context_tokens,
-            frequency_factors=frequency_factors,
+            # Of a model of shapes only there is nothing to divide by.
+            frequency_factors=factors.cpu() if isinstance(factors, Tensor) and not factors.is_meta else None,
         )
         self.config = config
         self.store = WeightStore({**weights, "rope.cos": cos.to(device), "rope.sin": sin.to(device)})
@@ -63,11 +71,11 @@ class LlamaModel:
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        """The weights by GGUF name, as the store holds them now."""
+        """The weights by GGUF name, as `WeightStore.tensors` holds them now."""
         return {name: tensor for name, tensor in self.store.tensors.items() if name not in ROPE_TABLES}
 
     @classmethod
-    def from_gguf(cls, file: GgufFile, *, device: torch.device = CPU) -> Self:
+    def from_gguf(cls, file: "GgufFile", *, device: torch.device = CPU) -> Self:
         """Takes the weights of a file that was read and checked."""
         return cls(file.config, file.tensors, device=device)
 
