@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from bench.gpu_check import gpu_check
 from worker.config import prepare_process
 from worker.plan.command_line import PictureFailed, PictureFile, Program, require_packages
 
@@ -157,6 +158,47 @@ def paging(*, contexts: tuple[int, ...], repeats: int, check: bool, as_json: boo
         sys.exit(0 if report(bench, contexts, repeats, check=check, as_json=as_json) else 1)
     except ValueError as error:
         _fail(error)
+
+
+@main.command()
+@click.option(
+    "--target", "targets", multiple=True, help="sm_80, sm_90, sm_100 or gfx942; repeatable.  [default: all]"
+)
+@click.option(
+    "--op", "ops", multiple=True, help="Module of kernels, e.g. linear; repeatable.  [default: all]"
+)
+@click.option(
+    "--all", "every_case", is_flag=True, help="Every config, not only the cases that cover each kernel."
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=lambda: len(os.sched_getaffinity(0)),
+    help="Processes that compile side by side.  [default: the CPUs]",
+)
+@click.option("--package", default="worker.kernels.triton", hidden=True)
+@_CHECK
+@_JSON
+def kernel_report(*, jobs: int, check: bool, as_json: bool, **wanted: Any) -> None:
+    """Compile Triton's kernels for GPUs that are not here, and tell what became of them."""
+    if missing := [name for name in ("torch", "triton") if find_spec(name) is None]:
+        _fail(ModuleNotFoundError(f"this needs {', '.join(missing)}: pip install '.[worker,triton]'"))
+    from rich.console import Console  # noqa: PLC0415
+
+    from bench import kernel_report as reports  # noqa: PLC0415
+
+    try:
+        report = reports.make_report(reports.Wish(num_jobs=jobs, **wanted))
+    except (ValueError, RuntimeError) as error:
+        _fail(error)
+    if as_json:
+        click.echo(reports.as_json(report))
+    else:
+        reports.print_report(report, Console())
+    sys.exit(1 if check and report.failures else 0)
+
+
+main.add_command(gpu_check)
 
 
 if __name__ == "__main__":
