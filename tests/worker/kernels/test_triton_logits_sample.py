@@ -1,37 +1,31 @@
 """`logits_sample` under the interpreter, against `worker.sampling`; and its twin, which needs none."""
 
-import importlib.util
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.worker.kernels.child_process import run_tasks
+from tests.worker.kernels.child_process import TRITON_MARKS, run_module
 from tests.worker.kernels.sample_cases import NOT_BANNED, any_draw, make_case
 from worker.kernels.reference.logits_sample import logits_sample
 from worker.params import Sampling
 from worker.sampling import Draw, draw_tokens
 
-triton = [
-    pytest.mark.triton,
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None, reason="the extra `triton` is not installed"
-    ),
-]
-
 
 @pytest.mark.parametrize(
     ("tasks", "printed"),
     [
-        pytest.param("compare,invariance", ["40", "True"], marks=triton),
-        pytest.param("borders,numbers", ["31", "64", "200"], marks=triton),
-        pytest.param("compare_long", ["182"], marks=[*triton, pytest.mark.long, pytest.mark.timeout(1800)]),
+        pytest.param("compare,invariance", ["40", "True"], marks=TRITON_MARKS),
+        pytest.param("borders,numbers", ["31", "64", "200"], marks=TRITON_MARKS),
+        pytest.param(
+            "compare_long", ["182"], marks=[*TRITON_MARKS, pytest.mark.long, pytest.mark.timeout(1800)]
+        ),
     ],
 )
-def test_draws_what_the_host_draws(tasks, printed, tmp_path):
+def test_draws_what_the_host_draws(tasks, printed):
     timeout_s = 1700 if tasks == "compare_long" else 280
-    assert run_tasks("sample_child", tasks, tmp_path, timeout_s=timeout_s) == printed
+    assert run_module("kernels.sample_child", tasks, timeout_s=timeout_s) == printed
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 129, 1000])

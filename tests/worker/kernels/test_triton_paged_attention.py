@@ -1,59 +1,31 @@
 """The attention kernels under the interpreter, in processes of their own, and how a call is cut."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-pytestmark = [
-    pytest.mark.triton,
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None, reason="the extra `triton` is not installed"
-    ),
-]
-ROOT = Path(__file__).parents[3]
+from tests.worker.kernels.child_process import TRITON_MARKS, run_module, run_python
 
-
-def run_child(
-    *tasks: str, module: str = "triton_in_child", code: str = "", timeout_s: float = 240
-) -> list[str]:
-    """What a process prints that may import triton under its interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    what = ["-c", code] if code else ["-m", f"tests.worker.kernels.{module}", *tasks]
-    child = subprocess.run(
-        [sys.executable, "-W", "error", *what],
-        cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout.split()
+pytestmark = TRITON_MARKS
+CHILD = "kernels.triton_in_child"
 
 
 def test_matches_float64():
-    assert run_child("compare") == ["10"]
+    assert run_module(CHILD, "compare") == ["10"]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_matches_the_reference_in_all_sizes_and_both_classes():
-    assert run_child("compare_long", timeout_s=3500) == ["192"]
+    assert run_module(CHILD, "compare_long", timeout_s=3500) == ["192"]
 
 
 def test_views_refusals_and_a_query_has_the_same_bits_in_any_company():
-    assert run_child("refusals", "views", "invariance") == ["refused", "56", "6", "42"]
+    assert run_module(CHILD, "refusals", "views", "invariance") == ["refused", "56", "6", "42"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs no preparation")
 def test_an_unprepared_process_is_told_so():
-    assert run_child("unprepared") == ["True", "True"]
+    assert run_module(CHILD, "unprepared") == ["True", "True"]
 
 
 CUT = """
@@ -96,4 +68,4 @@ print("same")
 
 
 def test_what_bits_depend_on_is_the_same_in_every_bucket():
-    assert run_child(code=CUT) == ["same"]
+    assert run_python("-c", CUT) == ["same"]
