@@ -104,7 +104,7 @@ def test_an_address_that_cannot_be_taken(where: str, tiny: Path) -> None:
         (
             "import torch; raise torch.OutOfMemoryError('no room for 7 GiB')",
             7,
-            "lower --kv-blocks, --max-step",
+            "lower --kv-blocks or --max-step-tokens",
         ),
     ],
 )
