@@ -194,7 +194,7 @@ def kernel_report(*, jobs: int, check: bool, as_json: bool, **wanted: Any) -> No
     if as_json:
         click.echo(reports.as_json(report))
     else:
-        reports.print_report(report, Console())
+        reports.print_report(report, Console(width=None if sys.stdout.isatty() else 250))
     sys.exit(1 if check and report.failures else 0)
 
 

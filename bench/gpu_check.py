@@ -186,7 +186,9 @@ def print_found(found: Sequence[Found], console: Console) -> None:
     for failure in failures(found):
         console.print(f"FAIL {failure}", markup=False, highlight=False, soft_wrap=True)
     seconds = sum(each.seconds for each in found)
-    console.print(f"{sum(checks)} of {len(checks)} checks passed, in {seconds:.0f} s", highlight=False)
+    late = sum(line.note.endswith("time is up") for each in found for line in each.lines)
+    left = f", {late} cases left out: --minutes is too short" if late else ""
+    console.print(f"{sum(checks)} of {len(checks)} checks passed, in {seconds:.0f} s{left}", highlight=False)
 
 
 def _as_json(found: Sequence[Found], *, device: str, is_dry: bool) -> str:

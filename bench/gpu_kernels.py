@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
+from bench.gpu_models import MAX_CONTEXT
 from bench.gpu_operands import attended, num_bytes, random_matrix
 from bench.gpu_timing import cold_copies, copy_bandwidth, matmul_rate, time_ms
 from bench.gpu_values import Case, Line, Setting
@@ -103,7 +104,7 @@ class _Bench:
             device=self._device,
             num_layers=copies,
         )
-        most = max(context for context, _ in rows)
+        most = max(MAX_CONTEXT, *(context for context, _ in rows))
         q = torch.randn(given.num_tokens, num_heads * head_size, device=self._device).to(self._dtype)
         out = torch.empty_like(q)
         floats = workspace_floats(

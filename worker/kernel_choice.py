@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from worker.kernels.triton import CPU, KERNEL_VERSION, prepare_triton
+from worker.kernels.triton import CPU, kernel_digest, prepare_triton
 from worker.kernels.triton.targets import target_of
 from worker.model.config import LlamaConfig
 from worker.plan.executor import KernelsUnsuitable
@@ -170,7 +170,7 @@ def _triton(device: torch.device) -> Kernels:
     prepare_triton(device)
     import triton  # noqa: PLC0415  prepared first
 
-    versions = f"triton-{triton.__version__}", f"kernels-{KERNEL_VERSION}"
+    versions = f"triton-{triton.__version__}", f"kernels-{kernel_digest()}"
     if device.type == "cpu":
         import numpy as np  # noqa: PLC0415  what the interpreter computes with
 

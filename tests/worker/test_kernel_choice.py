@@ -4,6 +4,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from worker.kernel_choice import KernelsMissing, SettingRefused, choose_device, 
 from worker.model.config import LlamaConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+H100 = {"shared_memory_per_block_optin": 227 * 1024, "gcnArchName": ""}
 CONFIG = LlamaConfig(2, 64, 128, 4, 2, 16, 300, 1024, 1e4, 1e-5)
 
 
@@ -22,6 +24,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**H100))
     return monkeypatch
 
 
@@ -54,6 +57,16 @@ def test_an_old_gpu_is_none(gpu: pytest.MonkeyPatch) -> None:
     assert passed_over("auto", "auto") == "compute capability 7.5 is below 8.0"
     with pytest.raises(SettingRefused, match=r"^--device cuda: compute capability 7.5 is below 8.0$"):
         choose_device("cuda", "triton")
+
+
+def test_a_gpu_that_kernels_do_not_fit_is_none(gpu: pytest.MonkeyPatch) -> None:
+    small = SimpleNamespace(shared_memory_per_block_optin=99 * 1024, gcnArchName="gfx1100")
+    gpu.setattr(torch.cuda, "get_device_properties", lambda device: small)
+    assert choose_device("auto", "auto") == CPU
+    with pytest.raises(SettingRefused, match=r"capability 9.0 has 101376 bytes .* 232448$"):
+        choose_device("cuda", "triton")
+    gpu.setattr(torch.version, "hip", "7.0")
+    assert passed_over("auto", "auto") == "there are no kernels for gfx1100, only for gfx942"
 
 
 def test_a_gpu_without_triton_is_none(gpu: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,7 @@ class Staging:
         tokens, rows = capacity.num_tokens, capacity.num_rows
         self._limits = limits
         self._device = device
+        # A few sessions that come with a full table, and for every other row one block more.
         self._max_updates = 4 * capacity.max_blocks + rows
         self._layouts: dict[Bucket, StagingLayout] = {}
         self.slots = Slots(_SLOTS_PER_ROW * rows, capacity.max_blocks)

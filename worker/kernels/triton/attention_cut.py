@@ -10,7 +10,7 @@ from worker.kernels.triton.attention_merge import UNROLL
 from worker.kernels.triton.configs import AttentionConfig
 from worker.kernels.triton.targets import Target
 
-MAX_SPANS = 64
+MAX_SPANS = 256
 """Of the longest context; spans get longer before there are more."""
 WAVES = 8
 """Programs per multiprocessor that are enough: those side by side, and some more for rows of other length."""

@@ -16,7 +16,7 @@ class CompileCase:
 
     Attributes:
         op: Module of the kernel, e.g. `linear`.
-        label: Tells the op's cases apart, e.g. `decode bfloat16 N=4096 K=4096`.
+        label: Tells the op's cases apart, e.g. `decode bfloat16, 4 x 16 tokens`.
         target: What for.
         kernel: The function under `triton.jit`.
         signature: Type of every argument that is no constant, in the compiler's words: `*bf16`, `i32`.

@@ -75,7 +75,7 @@ _LINEAR = {
     ("sm_100", TokenClass.PREFILL, "q8"): LinearConfig(64, 64, 64, 4, 3),
     # 2 TB/s over 108 multiprocessors want a third of the bytes in flight, and there is less shared memory.
     ("sm_80", TokenClass.DECODE, "half"): LinearConfig(16, 64, 128, 4, 3),
-    ("sm_80", TokenClass.DECODE, "q4"): LinearConfig(32, 64, 128, 4, 5),
+    ("sm_80", TokenClass.DECODE, "q4"): LinearConfig(32, 64, 128, 4, 4),
     ("sm_80", TokenClass.DECODE, "q8"): LinearConfig(32, 64, 64, 4, 6),
     # Two sums of 128 x 128 over eight warps leave registers for fragments of both operands, but not
     # for quants beside them.

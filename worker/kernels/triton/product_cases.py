@@ -62,7 +62,7 @@ def product_cases(
                         num_inputs=num_inputs,
                     )
                     tail = "" if constants["EVEN_K"] else " with a rest of K"
-                    label = f"{token_class.value} {kind}, {row_tiles} of {config.block_m} tokens{tail}"
+                    label = f"{token_class.value} {kind}, {row_tiles} x {config.block_m} tokens{tail}"
                     if label not in cases:
                         is_named = not tail and (token_class, kind, row_tiles) in _NAMED
                         cases[label] = _case(

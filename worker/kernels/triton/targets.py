@@ -46,14 +46,19 @@ def target_of(device: torch.device) -> Target:
         device: Where the tensors are; a CPU means Triton's interpreter.
 
     Raises:
-        ValueError: The device is older than every target, or of no known kind.
+        ValueError: The device is older than every target, has less shared memory than the kernels of the
+            nearest one take, or is of no known kind.
     """
     if device.type == "cpu":
         return INTERPRETER
     if device.type != "cuda":
         raise ValueError(f"device {device} is neither a CPU nor one of CUDA or ROCm")
+    properties = torch.cuda.get_device_properties(device)
     if torch.version.hip is not None:
-        return TARGETS["gfx942"]
+        arch = str(properties.gcnArchName).partition(":")[0]
+        if arch not in TARGETS:
+            raise ValueError(f"there are no kernels for {arch}, only for gfx942")
+        return TARGETS[arch]
     major, minor = torch.cuda.get_device_capability(device)
     older = [
         target
@@ -62,4 +67,11 @@ def target_of(device: torch.device) -> Target:
     ]
     if not older:
         raise ValueError(f"compute capability {major}.{minor} is below 8.0")
-    return max(older, key=lambda target: int(target.arch))
+    nearest = max(older, key=lambda target: int(target.arch))
+    shared_bytes = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # not in its stub
+    if shared_bytes < nearest.shared_bytes:
+        raise ValueError(
+            f"compute capability {major}.{minor} has {shared_bytes} bytes of shared memory for a program, "
+            f"kernels of {nearest.name} take up to {nearest.shared_bytes}"
+        )
+    return nearest
