@@ -3,7 +3,8 @@
 #   make demo    a real reply from a real session, in both plan modes
 #   make serve   gateway and one worker on 127.0.0.1:7070
 #   make test    all tests but those that take minutes
-#   make test-long   those: a million steps of the scheduler's simulator, native kernels under ThreadSanitizer
+#   make test-long   those: a million steps of the scheduler's simulator, native kernels under ThreadSanitizer,
+#                all sizes of Triton's kernels under the interpreter, every config compiled
 #   make check   format (Python and C++), lint, types, import order, file size, protos, compose file
 
 PYTHON ?= python3

@@ -1,5 +1,6 @@
 """The engine thread over a real tiny model: input that is appended ahead of a turn, and chats over it."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -7,13 +8,15 @@ import pytest
 from pagecast.v1 import session_pb2
 from tests.worker.engine_harness import Harness, finished, token_ids
 from worker import commands
-from worker.batch import Event, Finished, FinishReason
+from worker.batch import Batch, Event, Finished, FinishReason
 from worker.commands import TurnBase
 from worker.errors import Refused
 from worker.intake import Intake
 from worker.model.chat import ChatTemplate, Conversation
 from worker.model.weights.gguf import GgufFile
 from worker.params import Sampling, SamplingChoice, Stopping
+from worker.runner import Launched
+from worker.sampling import Draw
 
 
 @pytest.fixture
@@ -79,10 +82,21 @@ def test_a_turn_without_input_goes_on_from_an_append(harness: Harness) -> None:
     assert token_ids(harness.run("b", tuple(range(16)), max_tokens=6)) == token_ids(events)
 
 
-def test_an_append_that_is_cancelled_never_happened(harness: Harness) -> None:
+def test_an_append_that_is_cancelled_never_happened(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch, is_cancelled = harness.runner.launch, threading.Event()
+
+    def launch_once_cancelled(batch: Batch, draws: list[Draw]) -> Launched:
+        assert is_cancelled.wait(30)
+        return launch(batch, draws)
+
+    monkeypatch.setattr(harness.runner, "launch", launch_once_cancelled)
     harness.open("a")
-    harness.submit("a", tuple(range(400)), appends_only=True)
-    harness.ask(commands.Cancel("a", "g-a"))
+    harness.submit("a", tuple(3 + place % 250 for place in range(400)), appends_only=True)
+    cancel = harness.engine.post(commands.Cancel("a", "g-a"))
+    is_cancelled.set()
+    cancel.result(timeout=30)
     assert finished(harness.collect()["g-a"]).reason is FinishReason.CANCELLED
     view = harness.view("a")
     assert (view.num_tokens, view.revision) == (0, 0)
