@@ -34,7 +34,7 @@ Implementation = Callable[..., Any]
 
 KERNELS = ("native", "reference", "triton")
 """What can run a plan. Native kernels run whole programs and are not called one by one."""
-_TRITON = frozenset(
+TRITON_OPERATORS = frozenset(
     (
         *("embedding", "rms_norm", "linear", "paged_attention", "swiglu", "add", "select_rows"),
         *("add_rms_norm", "rope_store", "linear_swiglu"),
@@ -65,7 +65,7 @@ def implementations(kernels: str) -> Mapping[str, Implementation]:
         raise ValueError("kernels='native' runs whole programs, it has no function for a single operator")
     found = {}
     for name in _fakes:
-        package = "triton" if kernels == "triton" and name in _TRITON else "reference"
+        package = "triton" if kernels == "triton" and name in TRITON_OPERATORS else "reference"
         found[name] = getattr(import_module(f"worker.kernels.{package}.{name}"), name)
     return found
 

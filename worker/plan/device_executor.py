@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from worker.batch import TokenClass
+from worker.kernels.ops import TRITON_OPERATORS
 from worker.kv.storage import KvStorage
 from worker.model.weights.store import WeightStore
 from worker.plan.buckets import Bucket
 from worker.plan.executor import KernelsUnsuitable
 from worker.plan.graph import StepInputs
-from worker.plan.launchers import DEVICE_OPERATORS, Launchers
+from worker.plan.launchers import Launchers
 from worker.plan.program import Constant, Extent, Input, KvLayer, Launch, Operand, Program, Value
 
 _MATRICES = {"embedding": 0, "linear": 1, "linear_swiglu": 1}
@@ -52,7 +53,7 @@ class DeviceExecutor:
         workspace: Tensor,
     ) -> None:
         for launch in program.launches:
-            if launch.operator not in DEVICE_OPERATORS:
+            if launch.operator not in TRITON_OPERATORS:
                 raise KernelsUnsuitable(f"devices have no kernel for the operator {launch.operator}")
         self._program = program
         self._launchers = launchers

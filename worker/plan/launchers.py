@@ -16,11 +16,6 @@ from worker.kv.storage import KvStorage
 from worker.model.config import LlamaConfig
 
 Matrix: TypeAlias = Tensor | QuantisedMatrix
-DEVICE_OPERATORS = (
-    *("embedding", "rms_norm", "linear", "paged_attention", "swiglu", "add", "select_rows"),
-    *("add_rms_norm", "rope_store", "linear_swiglu"),
-)
-"""Operators that a device's plans launch. `columns` are views, and passes fuse `rope` with `store_kv`."""
 
 
 class Launchers(Protocol):
@@ -32,7 +27,7 @@ class Launchers(Protocol):
 
     @property
     def operators(self) -> Mapping[str, Implementation]:
-        """By name, all of `DEVICE_OPERATORS`."""
+        """By name, all of `worker.kernels.ops.TRITON_OPERATORS`."""
 
     def bind_step(self, *arguments: Any, **named: Any) -> None:
         """See `worker.kernels.reference.bind_step`."""

@@ -25,7 +25,6 @@ from worker.sampling import Draw
 _SLOTS_PER_ROW = 2
 """A session must keep its slot from the step that draws its token to the next one, which may first bring as
 many others as a step has rows."""
-_LEAST_ENTRIES = 1024
 _WORD_BYTES = 4
 
 
@@ -47,7 +46,7 @@ class _Buffer:
     def __init__(self, device: Device, num_words: int) -> None:
         self._device = device
         self.words = device.host(num_words, dtype=torch.int32)
-        self.entries = device.host(_LEAST_ENTRIES, ENTRY_WORDS, dtype=torch.int32)
+        self.entries = device.host(MAX_ENTRIES, ENTRY_WORDS, dtype=torch.int32)
         self.copied: Mark | None = None
 
     def take(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from worker.batch import TokenClass
-from worker.kernels.ops import implementations
+from worker.kernels.ops import TRITON_OPERATORS, implementations
 from worker.kernels.quantised import QuantisedMatrix
 from worker.kernels.triton.attention_cut import KV_DTYPES, attention_cut
 from worker.kernels.triton.bind_step import bind_step
@@ -16,7 +16,7 @@ from worker.kv.storage import KvStorage
 from worker.model.config import LlamaConfig
 from worker.plan.device import device_of
 from worker.plan.device_policy import DeviceKernels
-from worker.plan.launchers import DEVICE_OPERATORS, Matrix
+from worker.plan.launchers import Matrix
 
 
 class TritonLaunchers:
@@ -39,7 +39,7 @@ class TritonLaunchers:
         self._target = target_of(device)
         self.name = f"triton/{self._target.name}"
         of_name = implementations("triton")
-        self.operators = {name: of_name[name] for name in DEVICE_OPERATORS}
+        self.operators = {name: of_name[name] for name in TRITON_OPERATORS}
 
     def bind_step(self, *arguments: Any, **named: Any) -> None:
         """See `worker.kernels.triton.bind_step`."""

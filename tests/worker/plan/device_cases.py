@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from worker.batch import TokenClass
-from worker.kernels.ops import implementations
+from worker.kernels.ops import TRITON_OPERATORS, implementations
 from worker.kernels.reference.bind_step import bind_step
 from worker.kernels.reference.logits_sample import logits_sample
 from worker.plan.device_policy import DeviceKernels
-from worker.plan.launchers import DEVICE_OPERATORS
 from worker.runner import Runner
 
 POISON = 2**31 - 7
@@ -111,7 +110,7 @@ class TwinLaunchers:
         self.planes = planes
         self.fails_at: int | None = None
         self._plain = implementations("reference")
-        self.operators = {name: getattr(self, f"_{name}", self._simple(name)) for name in DEVICE_OPERATORS}
+        self.operators = {name: getattr(self, f"_{name}", self._simple(name)) for name in TRITON_OPERATORS}
 
     def bind_step(self, *arguments, **named):
         bind_step(*arguments, **named)
