@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from worker.batch import Batch, DecodePlan, Drawn, Row, RowResult
-from worker.params import Sampling
+from bench.sessions import GREEDY, next_row, token_of
+from worker.batch import Batch, DecodePlan, Row, RowResult
 from worker.runner import Runner
 from worker.sampling import Draw, draw_tokens
-
-GREEDY = Sampling(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +44,7 @@ class Arm:
         plan: Mode of every row.
         runner: Fresh, with a pool that holds all sessions to their end.
         prompts: Token ids per session, each at least one.
-        block_tables: Per session, blocks for its prompt and all that is drawn; a step is told as many as it
-            needs, as the scheduler would.
-        block_size: Tokens per block.
+        block_tables: Per session, blocks for its prompt and all that is drawn.
         vocab_size: Logits that count.
         max_step_tokens: Prompts are computed in chunks of so many tokens, one session's at a time.
 
@@ -66,7 +62,6 @@ class Arm:
         *,
         prompts: Sequence[Sequence[int]],
         block_tables: Sequence[tuple[int, ...]],
-        block_size: int,
         vocab_size: int,
         max_step_tokens: int,
     ) -> None:
@@ -77,7 +72,6 @@ class Arm:
         self._num_prompt = [len(prompt) for prompt in prompts]
         self._computed = [0] * len(prompts)
         self._tables = block_tables
-        self._block_size = block_size
         self._vocab_size = vocab_size
         self._max_step_tokens = max_step_tokens
 
@@ -120,18 +114,9 @@ class Arm:
         for session, row in zip(sessions, batch.rows, strict=True):
             self._computed[session] += len(row.token_ids)
             if row.wants_logits:
-                self.logs[session].append(_token(next(of_row), session))
+                self.logs[session].append(token_of(next(of_row), session))
         return Step(run_ns - start_ns, end_ns - run_ns, outcome.results[0]), logits
 
     def _row(self, session: int, most: int) -> Row:
-        log, start = self.logs[session], self._computed[session]
-        token_ids = tuple(log[start : start + most])
-        end = start + len(token_ids)
-        table = self._tables[session][: -(-end // self._block_size)]
-        return Row(str(session), token_ids, start, table, wants_logits=end == len(log), plan=self.plan)
-
-
-def _token(drawn: Drawn | None, session: int) -> int:
-    if drawn is None:
-        raise ArithmeticError(f"session {session}: a logit is NaN or infinite, no token can be drawn")
-    return drawn.token_id
+        start, table = self._computed[session], self._tables[session]
+        return next_row(session, self.logs[session], start, most, table, self.plan)

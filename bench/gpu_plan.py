@@ -65,7 +65,7 @@ def _gate(setting: Setting, dtype: torch.dtype, token_class: TokenClass) -> Iter
         num_blocks=8 * sessions,
         seed=5,
     )
-    batches = [Batch(tuple(replace(row, token_class=token_class) for row in step.rows)) for step in steps]
+    batches = [Batch(tuple(row._replace(token_class=token_class) for row in step.rows)) for step in steps]
     once, anew = (
         _runner(setting, dtype, num_blocks=8 * sessions, rows=sessions, tokens=32 * sessions)
         for _ in range(2)

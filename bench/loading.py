@@ -6,9 +6,20 @@ from dataclasses import dataclass
 import torch
 
 from worker.kernel_choice import Kernels, Wanted, choose_kernels
-from worker.kv.storage import KvStorage
+from worker.kv.storage import CPU, KvStorage
 from worker.model.llama import LlamaModel
-from worker.model.weights.gguf import read_gguf, resolve_model_spec
+from worker.model.weights.convert import Multiplier
+from worker.model.weights.gguf import open_gguf, resolve_model_spec
+from worker.model.weights.store import Activations
+from worker.numerics import (
+    WantedActivations,
+    WantedKv,
+    WantedWeights,
+    choose_activations,
+    choose_kv_dtype,
+    choose_weights,
+    name_of,
+)
 from worker.plan.program import Capacity
 from worker.runner import Runner
 
@@ -31,35 +42,66 @@ class Bench:
         llama: The model.
         kernels: What computes.
         num_threads: For kernels.
+        weights: What matrices are kept as, e.g. `bfloat16+q4_1`.
+        activations: What is multiplied with quantised ones.
+        kv_dtype: Of the pool.
     """
 
     name: str
     llama: LlamaModel
     kernels: Kernels
     num_threads: int
+    weights: str
+    activations: Activations
+    kv_dtype: torch.dtype
 
     @classmethod
-    def load(cls, model: str, *, kernels: Wanted, num_threads: int) -> "Bench":
+    def load(
+        cls,
+        model: str,
+        *,
+        kernels: Wanted,
+        num_threads: int,
+        weights: WantedWeights = "auto",
+        activations: WantedActivations = "auto",
+        kv_dtype: WantedKv = "auto",
+    ) -> "Bench":
         """Read a model.
 
         Args:
             model: Model spec.
-            kernels: As a worker's flag.
+            kernels: As a worker's flag, like all that follow.
             num_threads: For kernels.
+            weights: What matrices are kept as.
+            activations: What is multiplied with quantised ones.
+            kv_dtype: Of the pool.
 
         Raises:
             worker.model.config.ModelFileError: There is no such model.
             KernelsMissing, KernelsUnsuitable: These kernels can't compute it here.
+            worker.kernel_choice.SettingRefused: Nor with these numbers.
         """
         torch.set_num_threads(num_threads)
-        llama = LlamaModel.from_gguf(read_gguf(resolve_model_spec(model)))
-        return cls(model, llama, choose_kernels(kernels, llama.config, BLOCK_SIZE), num_threads)
+        source = open_gguf(resolve_model_spec(model))
+        chosen = choose_kernels(kernels, source.config, BLOCK_SIZE)
+        multiplier: Multiplier = "panels" if chosen.name == "native" else "tensors"
+        file = source.read(choose_weights(weights, chosen, CPU), CPU, multiplier)
+        return cls(
+            name=model,
+            llama=LlamaModel.from_gguf(file),
+            kernels=chosen,
+            num_threads=num_threads,
+            weights="+".join(file.matrix_kinds),
+            activations=choose_activations(activations, chosen, file.matrix_kinds),
+            kv_dtype=choose_kv_dtype(kv_dtype, chosen, CPU, file.matrix_kinds),
+        )
 
     @property
     def title(self) -> str:
         """The setting in one line."""
         kernels = f"{self.kernels.name} {self.kernels.kernel_set}".strip()
-        return f"{self.name}, float32, {kernels} kernels, {counted(self.num_threads, 'thread')}"
+        numbers = f"{self.weights} weights, {self.activations} activations, {name_of(self.kv_dtype)} KV"
+        return f"{self.name}, {numbers}, {kernels} kernels, {counted(self.num_threads, 'thread')}"
 
     @property
     def capacity(self) -> Capacity:
@@ -77,6 +119,7 @@ class Bench:
             block_size=BLOCK_SIZE,
             num_kv_heads=config.num_kv_heads,
             head_size=config.head_size,
+            dtype=self.kv_dtype,
         )
 
     def runner(self, kv: KvStorage, *, max_step_tokens: int = MAX_STEP_TOKENS) -> Runner:
@@ -88,6 +131,7 @@ class Bench:
             max_step_tokens=max_step_tokens,
             max_step_rows=MAX_STEP_ROWS,
             num_threads=self.num_threads,
+            activations=self.activations,
         )
 
 

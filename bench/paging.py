@@ -88,13 +88,13 @@ class _DenseExecutor(NativeExecutor):
         keys, values = self._dense[layer.layer]
         (out,) = launch.outputs
         self._native.dense_attention(
-            self._operand(q, is_packed=False),
+            self._operand(q),
             keys,
             values,
-            self._operand(context_len, is_packed=False),
-            self._operand(query_start, is_packed=False),
+            self._operand(context_len),
+            self._operand(query_start),
             scale,
-            self._operand(out, is_packed=False),
+            self._operand(out),
         )
 
 

@@ -136,7 +136,6 @@ def compare(bench: Bench, num_sessions: int, *, prompt_tokens: int, tokens: int)
             bench.runner(bench.pool(num_blocks)),
             prompts=prompts,
             block_tables=tables,
-            block_size=BLOCK_SIZE,
             vocab_size=config.vocab_size,
             max_step_tokens=MAX_STEP_TOKENS,
         )
@@ -218,7 +217,10 @@ def run_gate(bench: Bench) -> GateReport:
     )
     noise = torch.Generator().manual_seed(0)
     pools = [bench.pool(_GATE_BLOCKS) for _ in range(2)]
-    pools[0].data.normal_(generator=noise)
+    if pools[0].data.is_floating_point():
+        pools[0].data.normal_(generator=noise)
+    else:
+        pools[0].data.random_(generator=noise)
     pools[1].data.copy_(pools[0].data)
     once, replan = (bench.runner(pool, max_step_tokens=_GATE_STEP_TOKENS) for pool in pools)
     return check_plan_parity(once, replan, steps)

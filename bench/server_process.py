@@ -5,8 +5,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -21,22 +22,40 @@ class ServerError(Exception):
     """The server did not start, or did not stop cleanly; the message says where its log is."""
 
 
+class Server(NamedTuple):
+    """A server that serves.
+
+    Attributes:
+        target: HOST:PORT.
+        pid: Of the gateway; supervisor and workers are below it.
+    """
+
+    target: str
+    pid: int
+
+
 @contextlib.contextmanager
 def running_server(log: Path, console: Console, model: str | None = None) -> Iterator[str]:
-    """Start a server on a free loopback port, wait until it serves, yield HOST:PORT, stop it.
+    """As `serving`, for who wants HOST:PORT alone and the server's default flags."""
+    with serving(log, console, ["--model", model] if model else []) as server:
+        yield server.target
+
+
+@contextlib.contextmanager
+def serving(log: Path, console: Console, flags: Sequence[str]) -> Iterator[Server]:
+    """Start a server on a free loopback port, wait until it serves, yield it, stop it.
 
     Args:
         log: Takes the server's output; folders are made, an earlier log is replaced.
         console: Shows that the start is being waited for.
-        model: Model spec; None: the server's default.
+        flags: Of `pagecast serve`, but for `--listen`.
 
     Raises:
         ServerError: It ended or was not SERVING within START_TIMEOUT_S; or it did not exit with 0
             within STOP_TIMEOUT_S after SIGTERM.
     """
     target = f"127.0.0.1:{_free_port()}"
-    command = [sys.executable, "-m", "service.cli", "serve", "--listen", target]
-    command += ["--model", model] if model else []
+    command = [sys.executable, "-m", "service.cli", "serve", "--listen", target, *flags]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         # A group of its own: Ctrl-C reaches us alone, and we stop the server in order.
@@ -50,7 +69,7 @@ def running_server(log: Path, console: Console, model: str | None = None) -> Ite
             console.print(
                 f"[dim]serving on {target} after {time.monotonic() - started:.1f} s, log in {log}[/]"
             )
-            yield target
+            yield Server(target, process.pid)
         except BaseException:
             _stop(process)  # what went wrong first is what the caller has to hear of
             raise

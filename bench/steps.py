@@ -1,8 +1,8 @@
 """What a step costs in process, without gateway and gRPC: `python -m bench steps`.
 
 Prints the median time of steps of one and of eight rows, of a prefill, and of a replanned step, beside
-the floor: bytes of the weights over the read bandwidth that is measured in the same run. GB/s are the same
-bytes over a step's time.
+the floor: bytes of weights that a step reads over the read bandwidth that is measured between the steps. GB/s
+are the same bytes over a step's time.
 """
 
 import statistics
@@ -10,38 +10,28 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.floor import Reader, weight_bytes
 from bench.loading import Bench
 from worker.batch import Batch, DecodePlan, Row
-from worker.runner import Runner
 
 BLOCKS_PER_ROW = 16
 CONTEXT = 128
 
 
-def measure(bench: Bench, repeats: int) -> None:
+def measure(bench: Bench, repeats: int, reader: Reader) -> None:
     """Measure steps and print a table.
 
     Args:
         bench: What is measured.
         repeats: Steps of each kind; the median is shown.
+        reader: Tells the bandwidth.
     """
-    runner = Runner(
-        bench.llama,
-        bench.pool(8 * BLOCKS_PER_ROW),
-        kernels=bench.kernels.name,
-        max_step_tokens=256,
-        max_step_rows=8,
-        num_threads=bench.num_threads,
-    )
+    runner = bench.runner(bench.pool(8 * BLOCKS_PER_ROW), max_step_tokens=256)
     runner.warm_up()
-    weights = {id(tensor): tensor for tensor in bench.llama.weights.values()}.values()
-    weights_bytes = sum(tensor.nbytes for tensor in weights)
-    bandwidth = read_bandwidth()
-
+    read_bytes = weight_bytes(bench)
     steps = {
         f"decode, 1 row, context {CONTEXT}": [_row(0, CONTEXT, 1)],
         f"decode, 8 rows, context {CONTEXT}": [_row(number, CONTEXT, 1) for number in range(8)],
@@ -52,24 +42,21 @@ def measure(bench: Bench, repeats: int) -> None:
         ],
         f"replan, 1 row, context {CONTEXT}": [_row(0, CONTEXT, 1, DecodePlan.REPLAN)],
     }
-    table = Table("step", "median ms", "GB/s", "x floor", title=bench.title)
-    floor_ms = weights_bytes / bandwidth * 1e3
+    bandwidths, found = [reader.read()], {}
     for name, rows in steps.items():
-        batch = Batch(tuple(rows))
-        milliseconds = statistics.median(_times_s(partial(runner.run, batch), repeats)) * 1e3
-        gigabytes = weights_bytes / milliseconds / 1e6
+        found[name] = statistics.median(_times_s(partial(runner.run, Batch(tuple(rows))), repeats)) * 1e3
+        bandwidths.append(reader.read())
+    bandwidth = statistics.median(bandwidths)
+    floor_ms = read_bytes / bandwidth * 1e3
+    table = Table("step", "median ms", "GB/s", "x floor", title=bench.title)
+    for name, milliseconds in found.items():
+        gigabytes = read_bytes / milliseconds / 1e6
         table.add_row(name, f"{milliseconds:.1f}", f"{gigabytes:.1f}", f"{milliseconds / floor_ms:.2f}")
     console = Console()
     console.print(table)
     console.print(
-        f"floor {floor_ms:.1f} ms: {weights_bytes / 1e6:.0f} MB of weights over {bandwidth / 1e9:.1f} GB/s"
+        f"floor {floor_ms:.1f} ms: {read_bytes / 1e6:.0f} MB of weights over {bandwidth / 1e9:.1f} GB/s"
     )
-
-
-def read_bandwidth(num_bytes: int = 1 << 30) -> float:
-    """Best of five sums over a float32 tensor of that size, in bytes per second."""
-    data = torch.ones(num_bytes // 4)
-    return num_bytes / (min(_times_s(data.sum, 5)))
 
 
 def _row(number: int, position: int, count: int, plan: DecodePlan = DecodePlan.PLAN_ONCE) -> Row:

@@ -8,10 +8,14 @@ A wrong value raises `pydantic.ValidationError`, which names the field.
 import os
 import re
 from collections.abc import Collection
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+if TYPE_CHECKING:
+    from pagecast._cpus import Cpus
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 MAX_PORT = 65535
@@ -33,6 +37,14 @@ def prepare_process() -> None:
     comes as errors of its calls too. What the caller has set stays.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def available_cpus() -> "Cpus":
+    """Return the CPUs that this process may use, and workers that it starts."""
+    # Not before: the package imports gRPC, which reads the environment then.
+    from pagecast._cpus import read_cpus  # noqa: PLC0415
+
+    return read_cpus(Path("/"), os.sched_getaffinity(0))
 
 
 def worker_environment() -> dict[str, str]:
@@ -83,15 +95,19 @@ class ServeSettings(BaseSettings):
             kernels can use, else on the CPU.
         kernels: Kernels of the spawned workers. "auto": triton on a CUDA device; on the CPU native where
             it is installed and suits the model, else reference.
-        weights: What workers keep matrices as; "file": as the file has them. "auto": "file" on a CUDA
-            device, else "float32".
-        kv_dtype: What workers keep keys and values as. "auto": float32 on the CPU; on a CUDA device 16 bits,
-            as the weights.
+        weights: What workers keep matrices as; "file": as the file has them. "auto": "file" where the kernels
+            take it, else "float32".
+        activations: What workers multiply with quantised weights: float32, or eight bits. "auto": "int8" with
+            native kernels where weights are quantised, else "float32".
+        kv_dtype: What workers keep keys and values as. "auto": 16 bits, but float32 with reference kernels.
         decode_plan: Plan mode of sessions that name none; "plan_once" becomes "once".
         kv_blocks: KV blocks per worker. None: what the worker chooses.
         max_step_tokens: Token budget of a step. None: what the worker chooses.
         max_replan_sessions: Open sessions per worker whose plan mode may be REPLAN at once.
-        threads: Compute threads per worker. None: the CPUs, shared out among the workers.
+        threads: Compute threads per worker. None: the CPUs, shared out among the workers, as far as the
+            cgroups' quota goes.
+        pin_threads: Whether each compute thread stays on a CPU of its own.
+        numa: Whether each worker runs on one NUMA node, with its memory there; without `workers` one a node.
         start_timeout_s: How long workers may take until they serve, in seconds
             (`PAGECAST_START_TIMEOUT`).
         worker_timeout_s: A worker that answers nothing for so long is lost, in seconds
@@ -115,12 +131,15 @@ class ServeSettings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     kernels: Literal["auto", "native", "reference", "triton"] = "auto"
     weights: Literal["auto", "file", "float32", "float16", "bfloat16"] = "auto"
-    kv_dtype: Literal["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"] = "auto"
+    activations: Literal["auto", "float32", "int8"] = "auto"
+    kv_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "float8_e4m3fn"] = "auto"
     decode_plan: Literal["once", "replan"] = "once"
     kv_blocks: int | None = Field(default=None, ge=1, le=MAX_KV_BLOCKS)
     max_step_tokens: int | None = Field(default=None, ge=1, le=MAX_STEP_TOKENS)
     max_replan_sessions: int = Field(default=32, ge=0, le=MAX_REPLAN_SESSIONS)
     threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
+    pin_threads: bool = False
+    numa: bool = False
     start_timeout_s: float = Field(
         default=180.0, gt=0.0, le=86_400.0, validation_alias="PAGECAST_START_TIMEOUT"
     )
@@ -135,7 +154,9 @@ class ServeSettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @field_validator("device", "kernels", "weights", "kv_dtype", "decode_plan", "log_level", mode="before")
+    @field_validator(
+        "device", "kernels", "weights", "activations", "kv_dtype", "decode_plan", "log_level", mode="before"
+    )
     @classmethod
     def _any_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value

@@ -31,7 +31,7 @@ class EventLog:
         self.keeps_all = keeps_all
         self._events: list[generation_pb2.GenerateResponse] = []
         self._num_taken = 0  # of `_events`, by the reader that is furthest
-        self._news = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
         self._is_closed = False
         self._error: Exception | None = None
 
@@ -87,14 +87,18 @@ class EventLog:
                 yield event
             if self._is_closed:
                 break
-            await self._news.wait()
+            news = asyncio.get_running_loop().create_future()
+            self._waiting.append(news)
+            await news
         if self._error is not None:
             raise self._error
 
     def _tell(self) -> None:
         """Wake everyone who waits; who waits from now on waits for the next news."""
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        for news in self._waiting:
+            if not news.done():  # cancelled, where its reader was
+                news.set_result(None)
+        self._waiting.clear()
 
 
 def _compacted(events: Iterable[generation_pb2.GenerateResponse]) -> list[generation_pb2.GenerateResponse]:

@@ -169,15 +169,21 @@ class Turn:
                 self._start_cancel(mailbox)
             is_over = False
             try:
-                while not is_over:
-                    event = await mailbox.take()
-                    is_over = event.HasField("finished") or event.HasField("failed")
-                    self._take(event)
+                last = await mailbox.hand_to(self._take_on_the_way)
+                is_over = True
+                self._take(last)
             finally:
                 if self._cancelling is not None:
                     self._cancelling.cancel()
                 elif not is_over:
                     self._link.spawn(self._link.attempt(self._cancel_in_worker()))
+
+    def _take_on_the_way(self, event: worker_pb2.GenerationEvent) -> bool:
+        """Take an event that is not the last, and say whether it was none."""
+        is_last = event.HasField("finished") or event.HasField("failed")
+        if not is_last:
+            self._take(event)
+        return not is_last
 
     def _take(self, event: worker_pb2.GenerationEvent) -> None:
         response = _response(event)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
-from gguf.quants import quantize
+
+from tests.gguf_blocks import blocks_of
 
 CHATML = (
     "{% for message in messages %}"
@@ -68,7 +69,8 @@ def write_tiny_gguf(
         nan_token: An id whose embedding is NaN: logits after an input that holds it are NaN. The output's
             rows are their own, so others' logits stay as they are.
         is_tied: Leaves the output's matrix out: the embedding is also the head.
-        formats: Of matrices, e.g. `Q8_0`: of all of them, or by name; others are F32.
+        formats: Of matrices, e.g. `Q8_0`: of all of them, or by name; others are F32. Of Q4_K, Q5_K and Q6_K
+            all but the size of a row's weights is random.
         largest: By a matrix's name what its first weight is instead.
     """
     writer = GGUFWriter(path, "llama")
@@ -104,7 +106,7 @@ def write_tiny_gguf(
         weights = weights.astype(np.float32)
         weights.flat[0] = (largest or {}).get(name, weights.flat[0])
         kind = GGMLQuantizationType[formats if isinstance(formats, str) else formats.get(name, "F32")]
-        writer.add_tensor(name, quantize(weights, kind), raw_dtype=kind)
+        writer.add_tensor(name, blocks_of(weights, kind, random), raw_dtype=kind)
 
     def add(name: str, *shape: int, gain: float = 1.0) -> None:
         add_matrix(name, random.standard_normal(shape) * gain / np.sqrt(shape[-1]))

@@ -7,11 +7,15 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from worker.batch import DecodePlan
+
+if TYPE_CHECKING:
+    from pagecast._cpus import Cpus
 
 _PREFIX = "PAGECAST_WORKER_"
 _PARENT_FLAG = "--parent-fd"
@@ -30,10 +34,12 @@ class WorkerConfig:
             can use, else the CPU.
         kernels: What computes the operators. "auto": triton on a CUDA device; on the CPU native where it is
             installed and suits the model, else reference.
-        weights: What matrices are kept as. "file": as the file has them, quantised ones too. "auto": "file"
-            on a CUDA device, else "float32".
-        kv_dtype: What keys and values are kept as. "auto": float32 on the CPU; on a CUDA device float16
-            beside weights of float16, else bfloat16.
+        weights: What matrices are kept as. "file": as the file has them, quantised ones too. "auto": "file",
+            but for reference kernels "float32", and for triton's on the CPU as well.
+        activations: What is multiplied with quantised weights: "float32", or "int8", rounded to eight bits in
+            groups of 32. "auto": "int8" with native kernels where weights are quantised, else "float32".
+        kv_dtype: What keys and values are kept as. "auto": float16 with native kernels, float32 with others
+            on the CPU; on a CUDA device float16 beside weights of float16, else bfloat16.
         decode_plan: Mode of sessions that don't choose one.
         num_kv_blocks: Blocks of the KV pool. None: 1024 on the CPU; on a CUDA device what fits in memory.
         block_size: Tokens per block.
@@ -42,6 +48,7 @@ class WorkerConfig:
         max_replan_sessions: Open sessions whose mode may be REPLAN at once: their steps build a plan each
             time, and the others' next step waits for it.
         num_threads: Threads for kernels.
+        thread_cpus: The CPU of each thread for native kernels; empty: they may move.
         log_level: Lowest level that is logged; tokens are logged at info.
         parent_fd: Read end of a pipe that the parent holds open: its first line is the token that calls
             have to carry (an empty one: none), its end stops the worker. -1: none.
@@ -54,7 +61,8 @@ class WorkerConfig:
     device: Literal["auto", "cpu", "cuda"]
     kernels: Literal["auto", "native", "reference", "triton"]
     weights: Literal["auto", "file", "float32", "float16", "bfloat16"]
-    kv_dtype: Literal["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"]
+    activations: Literal["auto", "float32", "int8"]
+    kv_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "float8_e4m3fn"]
     decode_plan: DecodePlan
     num_kv_blocks: int | None
     block_size: int
@@ -62,6 +70,7 @@ class WorkerConfig:
     max_step_rows: int | None
     max_replan_sessions: int
     num_threads: int
+    thread_cpus: tuple[int, ...]
     log_level: Literal["debug", "info", "warning", "error"]
     parent_fd: int
     memory_share: float
@@ -77,8 +86,10 @@ class WorkerConfig:
             given = _command.make_context("python -m worker", list(arguments)).params
         except click.exceptions.Exit as done:  # --help
             raise SystemExit(done.exit_code) from done
-        if refusal := _refusal(given):
+        cpus = available_cpus()
+        if refusal := _refusal(given, cpus):
             raise click.UsageError(refusal)
+        given["thread_cpus"] = cpus.allowed[: given["num_threads"]] if given.pop("pin_threads") else ()
         plan = DecodePlan.PLAN_ONCE if given.pop("plan") == "once" else DecodePlan.REPLAN
         return cls(decode_plan=plan, block_size=16, **given)
 
@@ -106,8 +117,17 @@ def prepare_process() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-def _available_cpus() -> int:
-    return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+def available_cpus() -> "Cpus":
+    """Return the CPUs that this process may use."""
+    # Not before: the package imports gRPC, which reads the environment then.
+    from pagecast._cpus import read_cpus  # noqa: PLC0415
+
+    return read_cpus(Path("/"), os.sched_getaffinity(0))
+
+
+def default_threads() -> int:
+    """Return how many threads kernels get where nobody says: the CPUs, as far as the cgroups' quota goes."""
+    return min(available_cpus().num_threads, _MAX_THREADS)
 
 
 def _option(flag: str, name: str | None = None, **rest: Any) -> click.Option:
@@ -123,18 +143,30 @@ def _no_nan(context: click.Context, parameter: click.Parameter, value: float) ->
     return value
 
 
-def _refusal(given: Mapping[str, Any]) -> str:
-    """What flags can't be together on any machine, by their names; empty where nothing is wrong."""
+def _refusal(given: Mapping[str, Any], cpus: "Cpus") -> str:
+    """What flags can't be together, by their names; empty where nothing is wrong."""
+    num_cpus, threads = len(cpus.allowed), given["num_threads"]
+    if given["pin_threads"] and given["kernels"] in ("reference", "triton"):
+        return f"--pin-threads needs native kernels, not --kernels {given['kernels']}"
+    if given["pin_threads"] and threads > num_cpus:
+        return f"--pin-threads needs a CPU for each of --threads {threads}, this process has {num_cpus}"
     rows, tokens = given["max_step_rows"], given["max_step_tokens"]
     if rows is not None and tokens is not None and rows > tokens:
         return "--max-step-rows is over --max-step-tokens"
     kernels = given["kernels"]
-    if kernels in ("native", "reference"):
-        if given["device"] == "cuda":
-            return f"--kernels {kernels} runs on --device cpu only; a CUDA device needs triton"
-        for flag, name in (("--weights", "weights"), ("--kv-dtype", "kv_dtype")):
-            if given[name] not in ("auto", "float32"):
-                return f"{flag} {given[name]} needs --kernels triton, {kernels} computes in float32 only"
+    if kernels in ("native", "reference") and given["device"] == "cuda":
+        return f"--kernels {kernels} runs on --device cpu only; a CUDA device needs triton"
+    settings = (("--weights", "weights"), ("--activations", "activations"), ("--kv-dtype", "kv_dtype"))
+    for flag, name in settings:
+        value = given[name]
+        if kernels == "reference" and value not in ("auto", "float32"):
+            return f"{flag} {value} needs other kernels, reference computes in float32 only"
+        if value == "float8_e4m3fn" and kernels == "native":
+            return f"{flag} {value} needs --kernels triton; native has int8 of that size"
+        if value == "int8" and kernels == "triton":
+            return f"{flag} {value} needs --kernels native"
+        if value == "int8" and given["device"] == "cuda":
+            return f"{flag} {value} needs native kernels, which run on --device cpu only"
     return ""
 
 
@@ -160,13 +192,19 @@ _command = click.Command(
             "--weights",
             type=click.Choice(["auto", "file", "float32", "float16", "bfloat16"]),
             default="auto",
-            help="What matrices are kept as. file: as the file has them. auto: on cuda file, else float32.",
+            help="What matrices are kept as. file: as the file has them. auto: file, where kernels take it.",
+        ),
+        _option(
+            "--activations",
+            type=click.Choice(["auto", "float32", "int8"]),
+            default="auto",
+            help="What is multiplied with quantised weights. auto: int8 with native kernels, else float32.",
         ),
         _option(
             "--kv-dtype",
-            type=click.Choice(["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"]),
+            type=click.Choice(["auto", "float32", "float16", "bfloat16", "int8", "float8_e4m3fn"]),
             default="auto",
-            help="What keys and values are kept as. auto: on cuda the weights' 16 bits, else float32.",
+            help="What keys and values are kept as. auto: 16 bits, but float32 with reference kernels.",
         ),
         _option("--decode-plan", "plan", type=click.Choice(["once", "replan"]), default="once"),
         _option(
@@ -187,7 +225,8 @@ _command = click.Command(
             default=32,
             help="Open sessions whose plan is built anew for every step.",
         ),
-        _option("--threads", "num_threads", type=click.IntRange(1, _MAX_THREADS), default=_available_cpus),
+        _option("--threads", "num_threads", type=click.IntRange(1, _MAX_THREADS), default=default_threads),
+        _option("--pin-threads", is_flag=True, help="Native kernels: keep each thread on a CPU of its own."),
         _option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"),
         _option(_PARENT_FLAG, type=click.IntRange(min=-1), default=-1, hidden=True),
         _option(

@@ -9,11 +9,11 @@ launched whole, so that a session has one state per step; after a cancel has com
 step, and of it one run, starts for its turn. An idle engine has nothing in flight.
 """
 
-import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from queue import SimpleQueue
 
 from worker import commands
 from worker.commands import SessionView, TurnBase
@@ -52,9 +52,7 @@ class Engine:
         self._scheduler = scheduler
         self._table = SessionTable(scheduler, tokenizer, clock_ns, max_replan_sessions=max_replan_sessions)
         self._pipeline = Pipeline(scheduler=scheduler, runner=runner, table=self._table, clock_ns=clock_ns)
-        self._inbox: queue.SimpleQueue[tuple[commands.Command, Future[SessionView]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._inbox: SimpleQueue[tuple[commands.Command, Future[SessionView]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.ended: Future[None] = Future()
 
@@ -137,11 +135,8 @@ class Engine:
     def _take_commands(self) -> bool:
         """Take every waiting command, or wait for one if there is nothing to run; False to stop."""
         is_idle = not self._scheduler.has_work and not self._pipeline.has_unread
-        while True:
-            try:
-                item = self._inbox.get(block=is_idle)
-            except queue.Empty:
-                return True
+        while is_idle or not self._inbox.empty():
+            item = self._inbox.get()
             if item is None:
                 return False
             is_idle = False
@@ -154,3 +149,4 @@ class Engine:
                 future.set_exception(refusal)
             except Exception as error:  # noqa: BLE001  a bug in one command must not end the others
                 future.set_exception(error)
+        return True

@@ -15,7 +15,15 @@ from worker.model.config import LlamaConfig
 from worker.model.llama import LlamaModel
 from worker.model.tokenizer import Tokenizer
 from worker.model.weights.gguf import open_gguf, resolve_model_spec
-from worker.numerics import choose_kv_dtype, choose_weights, fingerprint, name_of
+from worker.model.weights.store import Activations
+from worker.numerics import (
+    check_activations,
+    choose_activations,
+    choose_kv_dtype,
+    choose_weights,
+    fingerprint,
+    name_of,
+)
 from worker.runner import Runner
 
 # On a CPU a step of more tokens makes running turns wait; a GPU's matrix units idle below some hundreds.
@@ -38,9 +46,11 @@ class Loaded:
         architecture: Of the model.
         num_parameters: Of the model.
         weights: What matrices are kept as, e.g. `bfloat16+q8_0`.
+        activations: What is multiplied with quantised weights.
         kv_dtype: What keys and values are kept as, e.g. `float8_e4m3fn`.
         fingerprint: What workers have to share to agree bit for bit.
         num_kv_blocks: Blocks of the pool.
+        kv_bytes: What they take once they are all in use.
         max_step_tokens: Tokens of a step at most.
         max_step_rows: Rows of a step at most.
     """
@@ -54,9 +64,11 @@ class Loaded:
     architecture: str
     num_parameters: int
     weights: str
+    activations: Activations
     kv_dtype: str
     fingerprint: str
     num_kv_blocks: int
+    kv_bytes: int
     max_step_tokens: int
     max_step_rows: int
 
@@ -84,10 +96,13 @@ def load(config: WorkerConfig, log: FilteringBoundLogger) -> Loaded:
     if kernels.fallback:
         log.warning("kernels_fallback", kernels=kernels.name, reason=kernels.fallback)
     weights = choose_weights(config.weights, kernels, device)
-    choose_kv_dtype(config.kv_dtype, kernels, device, ())  # refused before minutes of reading
-    file = source.read(weights, device)
+    # Refused before minutes of reading.
+    check_activations(config.activations, kernels)
+    choose_kv_dtype(config.kv_dtype, kernels, device, ())
+    file = source.read(weights, device, "panels" if kernels.name == "native" else "tensors")
     if file.dequantised:
         log.info("weights_dequantised", model=config.model, formats=dict(file.dequantised))
+    activations = choose_activations(config.activations, kernels, file.matrix_kinds)
     kv_dtype = choose_kv_dtype(config.kv_dtype, kernels, device, file.matrix_kinds)
     model = LlamaModel.from_gguf(file, device=device)
 
@@ -111,6 +126,8 @@ def load(config: WorkerConfig, log: FilteringBoundLogger) -> Loaded:
             max_step_tokens=max_step_tokens,
             max_step_rows=max_step_rows,
             num_threads=config.num_threads,
+            thread_cpus=config.thread_cpus,
+            activations=activations,
             vocab_size=tokenizer.vocab_size,
         )
 
@@ -138,9 +155,11 @@ def load(config: WorkerConfig, log: FilteringBoundLogger) -> Loaded:
         architecture=file.architecture,
         num_parameters=file.num_parameters,
         weights="+".join(file.matrix_kinds),
+        activations=activations,
         kv_dtype=name_of(kv_dtype),
-        fingerprint=fingerprint(kernels, file, kv_dtype, device),
+        fingerprint=fingerprint(kernels, file, kv_dtype, device, activations),
         num_kv_blocks=num_blocks,
+        kv_bytes=num_blocks * block_bytes,
         max_step_tokens=max_step_tokens,
         max_step_rows=max_step_rows,
     )

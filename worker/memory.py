@@ -1,5 +1,7 @@
 """How much memory there is for the KV pool. Knows devices and the kernel's figures; no model, no pool."""
 
+import ctypes
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -82,6 +84,15 @@ def out_of_memory(error: BaseException) -> str:
         return ""
     narrower = "or choose a narrower --kv-dtype or --weights"
     return f"out of memory: lower --kv-blocks or --max-step-tokens, {narrower} ({first})"
+
+
+def give_back() -> None:
+    """Returns memory that this process freed and still holds to the system, where the C library can.
+
+    What loading a model leaves behind is many small pieces between those that stay.
+    """
+    with suppress(AttributeError, OSError):  # of another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def held_bytes(device: torch.device) -> int:

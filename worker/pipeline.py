@@ -14,7 +14,6 @@ it wrote is behind every log, in blocks that later steps write before they read 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from worker.batch import Batch, DecodePlan, Drawn, Row, RowResult, StepReport
@@ -28,15 +27,11 @@ OnReport = Callable[[StepReport], None]
 OnError = Callable[[Exception, str], None]
 
 
-class _Entry(NamedTuple):
-    """A row, and the turn that it was scheduled for: its session may have another one by now, or none."""
-
-    row: Row
-    turn: Turn
+_Entry = tuple[Row, Turn]
+"""A row, and the turn that it was scheduled for: its session may have another one by now, or none."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
+class _Flight(NamedTuple):
     """A turn of a step that was launched."""
 
     entries: tuple[_Entry, ...]
@@ -44,11 +39,14 @@ class _Flight:
 
 
 class _Computed(NamedTuple):
-    """One row that was read; nothing of its session has been told yet."""
+    """A turn of a step that was read; nothing of its sessions has been told yet.
 
-    entry: _Entry
-    result: RowResult
-    drawn: Drawn | None
+    Attributes:
+        rows: With what came of each, None where no token was drawn after it or could be.
+        sample_ns: Time to draw.
+    """
+
+    rows: tuple[tuple[_Entry, RowResult, Drawn | None], ...]
     sample_ns: int
 
 
@@ -132,13 +130,14 @@ class Pipeline:
                 self.settle()
             return
         self.num_steps += 1
-        for turn in [self._entries(turn) for turn in batch.turns()]:
-            if turn[0].row.plan is DecodePlan.REPLAN:
+        for turn, entries in [(turn, self._entries(turn)) for turn in batch.turns()]:
+            if turn.rows[0].plan is DecodePlan.REPLAN:
                 self.settle()
-            # What was unread when the rows were made may tell another story now.
-            entries = turn if unread is self._unread else _as_now(turn)
-            if entries:
-                self._launch(entries)
+            if unread is self._unread:
+                self._launch(turn, entries)
+            # What was unread when the rows were made tells another story now.
+            elif entries := _as_now(entries):
+                self._launch(_batch(entries), entries)
 
     def settle(self) -> None:
         """Read, commit and tell the unread step, if there is one."""
@@ -154,14 +153,13 @@ class Pipeline:
             _wait_for(flight)
 
     def _entries(self, batch: Batch) -> tuple[_Entry, ...]:
-        return tuple(_Entry(row, self._table.running(row.session_id)[1]) for row in batch.rows)
+        return tuple(zip(batch.rows, map(self._table.running, batch.rows), strict=True))
 
-    def _launch(self, entries: tuple[_Entry, ...]) -> None:
+    def _launch(self, batch: Batch, entries: tuple[_Entry, ...]) -> None:
         """Launch a turn of a step, read what was unread before it, and it as well where it can't wait."""
         if self._started_ns is None:
             self._started_ns = self._clock_ns()
-        batch = _batch(entries)
-        self._table.announce(batch)
+        self._table.announce(turn for _, turn in entries)
         try:
             draws = _draws(entries)
             may_wait = batch.rows[0].plan is DecodePlan.PLAN_ONCE and self._runner.runs_ahead(draws)
@@ -177,7 +175,7 @@ class Pipeline:
         if older is not None and not self._read(older, newer=flight):
             return
         if may_wait:
-            self._scheduler.advance(_batch(entry for entry in entries if entry.turn.is_running))
+            self._scheduler.advance(_batch(entry for entry in entries if entry[1].is_running))
             self._unread = flight
         else:
             self._read(flight)
@@ -198,14 +196,14 @@ class Pipeline:
             error_id = self._report_fault(error)
             if newer is not None:
                 _wait_for(newer)
-            for entry in flight.entries:
-                if entry.turn.is_running:
-                    entry.turn.session.retract()
+            for _, turn in flight.entries:
+                if turn.is_running:
+                    turn.session.retract()
             self._salvage(flight.entries, error_id, is_alone=len(flight.entries) == 1)
             return False
-        for each in computed:
-            if each.entry.turn.is_running:
-                self._commit(each)
+        for entry, result, drawn in computed.rows:
+            if entry[1].is_running:
+                self._commit(entry, result, drawn, computed.sample_ns)
         self._started_ns = None if newer is None else self._clock_ns()
         self.tell()
         return True
@@ -222,30 +220,29 @@ class Pipeline:
                 continue
             try:
                 launched = self._runner.launch(_batch((entry,)), _draws((entry,)))
-                (computed,) = _read_rows(_Flight((entry,), launched))
+                computed = _read_rows(_Flight((entry,), launched))
             except Exception as error:  # noqa: BLE001  this turn fails, the engine goes on
                 self._fail(entry, self._report_fault(error))
             else:
-                self._commit(computed)
+                self._commit(*computed.rows[0], computed.sample_ns)
         self._started_ns = None
         self.tell()
 
-    def _commit(self, computed: _Computed) -> None:
+    def _commit(self, entry: _Entry, result: RowResult, drawn: Drawn | None, sample_ns: int) -> None:
         """Commit and tell one row. Row by row, so that what raises here ends one turn and not all."""
-        entry, result, drawn, sample_ns = computed
-        row = entry.row
+        row, turn = entry
         try:
             if row.wants_logits and drawn is None:
                 self._runner.zero(self._table.fail_numeric(row))
                 return
-            self._scheduler.commit(Batch((row,)), [] if drawn is None else [drawn.token_id])
-            self._table.tell(row, result, drawn, sample_ns=sample_ns)
+            self._scheduler.commit(row, None if drawn is None else drawn.token_id)
+            self._table.tell(row, turn, result, drawn, sample_ns=sample_ns)
         except Exception as error:  # noqa: BLE001  this turn fails, the engine goes on
             self._fail(entry, self._report_fault(error))
 
     def _fail(self, entry: _Entry, error_id: str) -> None:
         told = f"the step that computed this turn failed, error id {error_id}"
-        self._table.fail(entry.row.session_id, "INTERNAL", told, {"error_id": error_id})
+        self._table.fail(entry[0].session_id, "INTERNAL", told, {"error_id": error_id})
 
     def _give_up_first(self) -> None:
         """Not even the first turn found blocks: it fails, so that the next one can go on."""
@@ -261,37 +258,31 @@ class Pipeline:
 
 
 def _batch(entries: Iterable[_Entry]) -> Batch:
-    return Batch(tuple(entry.row for entry in entries))
+    return Batch(tuple([row for row, _ in entries]))
 
 
 def _as_now(entries: Iterable[_Entry]) -> tuple[_Entry, ...]:
     """Rows as their sessions stand now, without those of turns that are over or have to come again."""
-    rows = ((entry.turn, entry.turn.session.row_now(entry.row)) for entry in entries if entry.turn.is_running)
-    return tuple(_Entry(row, turn) for turn, row in rows if row is not None)
+    rows = ((turn.session.row_now(row), turn) for row, turn in entries if turn.is_running)
+    return tuple((row, turn) for row, turn in rows if row is not None)
 
 
 def _draws(entries: Iterable[_Entry]) -> list[Draw]:
     """One for each row that wants logits. Their logs are the sessions' own: nothing is copied."""
     return [
-        Draw(
-            sampling=turn.asked.sampling,
-            log=turn.session.token_ids,
-            num_generated=turn.session.num_generated,
-            banned=turn.banned,
-        )
+        Draw(turn.asked.sampling, turn.session.token_ids, turn.session.num_generated, turn.banned)
         for row, turn in entries
         if row.wants_logits
     ]
 
 
-def _read_rows(flight: _Flight) -> list[_Computed]:
+def _read_rows(flight: _Flight) -> _Computed:
     """Wait for a turn of a step and read it."""
-    step = flight.launched.read()
+    entries, launched = flight
+    step = launched.read()
     of_row = iter(step.drawn)
-    return [
-        _Computed(entry, result, next(of_row) if entry.row.wants_logits else None, step.sample_ns)
-        for entry, result in zip(flight.entries, step.results, strict=True)
-    ]
+    drawn = [next(of_row) if row.wants_logits else None for row, _ in entries]
+    return _Computed(tuple(zip(entries, step.results, drawn, strict=True)), step.sample_ns)
 
 
 def _wait_for(flight: _Flight) -> None:

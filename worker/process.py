@@ -23,7 +23,7 @@ from worker.intake import Intake
 from worker.kernel_choice import KernelsMissing, SettingRefused
 from worker.kv.block_pool import BlockPool
 from worker.loading import Loaded, load
-from worker.memory import PoolTooLarge, out_of_memory
+from worker.memory import PoolTooLarge, give_back, out_of_memory
 from worker.model.chat import ChatTemplate
 from worker.model.config import ModelFileError
 from worker.plan.executor import KernelsUnsuitable
@@ -140,6 +140,7 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
         # All that is there by now stays. A full collection would walk it for 0.1 s while every stream waits.
         gc.collect()
         gc.freeze()
+        give_back()
 
     def on_report(report: StepReport) -> None:
         loop.call_soon_threadsafe(service.deliver, report)
@@ -148,16 +149,20 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
         log.error("step_failed", error_id=error_id, exc_info=error)
 
     await asyncio.wrap_future(engine.start(prepare=prepare, on_report=on_report, on_error=on_error))
+    if runner.widened_weights:
+        log.info("weights_widened", stacks=[list(names) for names in runner.widened_weights])
     await server.start()
     log.info(
         "worker_ready",
         pid=os.getpid(),
         model=config.model,
         num_kv_blocks=loaded.num_kv_blocks,
+        kv_bytes=loaded.kv_bytes,
         device=str(loaded.device),
         kernels=kernels.name,
         kernel_set=kernels.kernel_set,
         weights=loaded.weights,
+        activations=loaded.activations,
         kv_dtype=loaded.kv_dtype,
         max_step_tokens=loaded.max_step_tokens,
         max_step_rows=loaded.max_step_rows,
@@ -195,12 +200,12 @@ def _describe(config: WorkerConfig, loaded: Loaded) -> model_pb2.Model:
 
 def _log_token(log: FilteringBoundLogger, event: TokenDrawn) -> None:
     """The token event of the log; names and units are part of the public API."""
-    first = {"ttft_ns": event.since_start_ns} if event.index == 0 else {"itl_ns": event.itl_ns}
+    first = {"ttft_ns": event.since_start_ns} if event.number == 0 else {"itl_ns": event.itl_ns}
     log.info(
         "token",
         session_id=event.session_id,
         generation_id=event.generation_id,
-        index=event.index,
+        index=event.number,
         token_id=event.drawn.token_id,
         decode_plan=event.plan.name,
         plan_action=event.result.plan_action.name,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from worker.batch import DecodePlan
 from worker.commands import SessionView, TurnBase
@@ -51,8 +51,6 @@ class Record:
     def update(self, plan: DecodePlan | None, labels: Mapping[str, str], priority: int | None) -> None:
         """Set plan mode and priority where given, and add labels.
 
-        A running turn takes the priority too unless it chose its own.
-
         Refused, with nothing changed: FIELD_OUT_OF_RANGE.
         """
         merged = {**self.labels, **labels}
@@ -65,8 +63,6 @@ class Record:
         self.session.plan = plan or self.session.plan
         if priority is not None:
             self.session.priority = priority
-            if self.turn is not None and self.turn.asked.priority is None:
-                self.turn.generation.priority = priority
         self.labels = merged
         self.last_active_time_s = time.time()
 
@@ -91,7 +87,7 @@ class Record:
             num_computed=session.num_stored,
             max_context_tokens=session.max_context_tokens,
             num_kv_blocks=len(session.block_table),
-            plan_counters=replace(session.plan_counters),
+            plan_counters=session.all_counters,
             labels=self.labels,
             priority=session.priority,
             create_time_s=self.create_time_s,

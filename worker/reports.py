@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 from pagecast.worker.v1 import worker_pb2
 
@@ -22,10 +22,11 @@ class ReportRing:
         self._is_closed = False
         self._news = asyncio.Event()
 
-    def append(self, events: Sequence[worker_pb2.GenerationEvent]) -> None:
-        """Number one report and wake the readers."""
+    def append(self, report: worker_pb2.StreamStepsResponse) -> None:
+        """Number one report, which is the ring's from then on, and wake the readers."""
         self._last += 1
-        self._kept.append(worker_pb2.StreamStepsResponse(report=self._last, events=events))
+        report.report = self._last
+        self._kept.append(report)
         self._wake()
 
     def close(self) -> None:
@@ -49,7 +50,8 @@ class ReportRing:
             if last > self._last or last + 1 < first_kept:
                 raise LookupError(f"report {last + 1} is not kept; kept: {first_kept} to {self._last}")
             news = self._news
-            for report in list(self._kept)[last + 1 - first_kept :]:
+            # Not all that is kept: a reader that keeps up lacks but the newest.
+            for report in [self._kept[place] for place in range(last - self._last, 0)]:
                 yield report
                 last = report.report
             if last == self._last:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from time import monotonic_ns
 
 import torch
 
@@ -10,6 +9,7 @@ from worker.batch import Batch, DecodePlan, Row
 from worker.kernels.ops import implementations
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
+from worker.model.weights.store import Activations
 from worker.plan.decode_session import step_program
 from worker.plan.device_policy import DeviceKernels, DevicePolicy, DeviceStep
 from worker.plan.draw_params import fits_device, runs_ahead
@@ -17,7 +17,7 @@ from worker.plan.executor import kernels_named
 from worker.plan.launched import DeviceLaunched, HostLaunched, Launched, StepDraws
 from worker.plan.policy import PlanPolicy, StepLogits
 from worker.plan.program import Capacity, Constant
-from worker.sampling import Draw, draw_tokens
+from worker.sampling import Draw
 
 __all__ = ["Launched", "RowsNotInvariant", "Runner", "StepDraws"]
 
@@ -36,6 +36,8 @@ class Runner:
         max_step_tokens: Most tokens of a batch.
         max_step_rows: Most rows of a batch.
         num_threads: Threads of `native` kernels; the others use those of torch.
+        thread_cpus: The CPU that each of them stays on, whoever runs steps being the first; empty: any.
+        activations: What is multiplied with quantised weights: "float32", or with `native` kernels "int8".
         vocab_size: Ids from here on are padding of the embedding, and never drawn. None: there are none.
 
     Raises:
@@ -54,6 +56,8 @@ class Runner:
         max_step_tokens: int,
         max_step_rows: int,
         num_threads: int = 1,
+        thread_cpus: Sequence[int] = (),
+        activations: Activations = "float32",
         vocab_size: int | None = None,
     ) -> None:
         for name, limit in (("max_step_tokens", max_step_tokens), ("max_step_rows", max_step_rows)):
@@ -68,7 +72,13 @@ class Runner:
         self._vocab_size = most if vocab_size is None else vocab_size
         if not 1 <= self._vocab_size <= most:
             raise ValueError(f"vocab_size={vocab_size} is not in 1..{most}")
-        chosen = kernels_named(kernels, num_threads=num_threads, device=kv.data.device)
+        chosen = kernels_named(
+            kernels,
+            num_threads=num_threads,
+            thread_cpus=thread_cpus,
+            activations=activations,
+            device=kv.data.device,
+        )
         chosen.check(model.config, kv)
         self._model = model
         self._kv = kv
@@ -79,7 +89,7 @@ class Runner:
         if isinstance(chosen, DeviceKernels):
             self._policy = self._device = DevicePolicy(kernels=chosen, vocab_size=self._vocab_size, **limits)
         else:
-            self._policy = self._host = PlanPolicy(kernels=chosen, **limits)
+            self._policy = self._host = PlanPolicy(kernels=chosen, vocab_size=self._vocab_size, **limits)
 
     @property
     def has_token_classes(self) -> bool:
@@ -127,6 +137,11 @@ class Runner:
         saved = self._kv.data[0].clone()
         self._host.forward_paged_step_persistent((row,), row.plan, self._model, self._kv)
         self._kv.data[0] = saved
+
+    @property
+    def widened_weights(self) -> tuple[tuple[str, ...], ...]:
+        """Names of matrices that are multiplied together and had to be packed as float32, stack by stack."""
+        return self._model.store.widened
 
     def release_plain_weights(self) -> None:
         """Lets go of the plain copy of every weight that native kernels hold in packed form."""
@@ -186,15 +201,13 @@ class Runner:
             RuntimeError: Two steps are not read yet; nothing ran.
         """
         rows, plan = batch.rows, self._mode_of(batch.rows)
+        if self._device is None:
+            # Drawn at once: the logits are the plan's own memory, good until the next run.
+            step = self._host.forward_paged_step_persistent(rows, plan, self._model, self._kv, draws)
+            return HostLaunched(StepDraws(step.drawn, step.results, step.sample_ns))
         num_logits = sum(row.wants_logits for row in rows)
         if len(draws) != num_logits:
             raise ValueError(f"draws has {len(draws)}, the batch has {num_logits} rows that want logits")
-        if self._device is None:
-            step = self._host.forward_paged_step_persistent(rows, plan, self._model, self._kv)
-            # Drawn now: the logits are the plan's own memory, good until the next run.
-            start_ns = monotonic_ns()
-            drawn = draw_tokens(step.rows, draws, vocab_size=self._vocab_size)
-            return HostLaunched(StepDraws(drawn, step.results, monotonic_ns() - start_ns))
         on_host = [place for place, draw in enumerate(draws) if not fits_device(draw)]
         on_device = [None if place in on_host else draw for place, draw in enumerate(draws)]
         started = self._launch(self._device, rows, plan, on_device, on_host)

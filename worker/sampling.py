@@ -10,8 +10,7 @@ top_p, min_p. Knows no sessions, no text and no tensors of torch.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +29,7 @@ _Doubles = npt.NDArray[np.float64]
 _Ids = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """What one row's draw depends on beside its logits.
 
     Attributes:

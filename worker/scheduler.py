@@ -1,16 +1,13 @@
 """PagedSessionScheduler: which tokens of which sessions the next step computes, and in which blocks.
 
-Pure Python over ids and lengths: knows no tensors, no text, no time. The rule is one:
-a step lets each running session's `num_computed` chase its `num_tokens`, under a budget
-of tokens and rows. Prefill, decode, chunked prefill and recompute after a preemption are
-all that rule. (Continuous batching: Yu et al., Orca, OSDI 2022; paged KV and preemption
-by recompute: Kwon et al., PagedAttention, SOSP 2023; chunked prefill beside decode:
-Agrawal et al., Sarathi-Serve, OSDI 2024.)
+Pure Python over ids and lengths: knows no tensors, no text, no time. The rule is one: a step lets each
+running session's `num_computed` chase its `num_tokens`, under a budget of tokens and rows. Prefill, decode,
+chunked prefill and recompute after a preemption are all that rule. (Continuous batching: Yu et al., Orca,
+OSDI 2022; paged KV and preemption by recompute: Kwon et al., PagedAttention, SOSP 2023; chunked prefill
+beside decode: Agrawal et al., Sarathi-Serve, OSDI 2024.)
 
 Turns have one order, for rows, tokens and blocks alike: higher priority first, then arrival.
 """
-
-from collections.abc import Sequence
 
 from worker.batch import Batch, DecodePlan, Row, TokenClass
 from worker.errors import OutOfBlocks, Refused
@@ -55,6 +52,7 @@ class PagedSessionScheduler:
         self.has_token_classes = has_token_classes
         self._sessions: dict[str, Session] = {}
         self._running: dict[str, Session] = {}
+        self._order: list[tuple[Session, Generation]] | None = None
         self._clock = 0
 
     @property
@@ -85,14 +83,13 @@ class PagedSessionScheduler:
         """Open an empty session. Refused: SESSION_EXISTS."""
         if session_id in self._sessions:
             raise Refused("SESSION_EXISTS", "a session of this id is open", field="session_id")
-        session = Session(
+        session = self._sessions[session_id] = Session(
             session_id=session_id,
             plan=plan or self.plan,
             max_context_tokens=min(max_context_tokens or self.max_context_tokens, self.max_context_tokens),
             priority=priority,
             last_active=self._tick(),
         )
-        self._sessions[session_id] = session
         return session
 
     def close(self, session: Session) -> None:
@@ -123,41 +120,53 @@ class PagedSessionScheduler:
                 field="input",
                 metadata={"num_tokens": str(length), "max_context_tokens": str(session.max_context_tokens)},
             )
-        generation.log_start = session.num_tokens
+        generation.log_start, generation.first_drawn = session.num_tokens, length
         generation.arrival = self._tick()
         session.append_input(generation.input_ids)
         session.generation = generation
         self._running[session.session_id] = session
+        self._order = None
+
+    def prioritise(self, generation: Generation, priority: int) -> None:
+        """Let a turn come among those of another priority from the next step on."""
+        generation.priority = priority
+        self._order = None
 
     def schedule(self) -> Batch:
         """Choose the rows of the next step and hold blocks for them.
 
-        A turn may take the blocks of idle sessions and of turns that come after it, never of those
-        before it, so the first can always go on and no turn waits for later ones. One token of the budget
-        is kept for each later turn that has just one pending, so that a long input takes what streams
-        leave; what a stream waits beside it is bounded by the time of `max_step_tokens`. A turn for which
-        there are no blocks is left out, and so is one that ends with the unread step.
+        A turn may take the blocks of idle sessions and of turns that come after it, never of those before it,
+        so the first can always go on and no turn waits for later ones. One token of the budget is kept for
+        each later turn that has just one pending, so that a long input takes what streams leave; what a
+        stream waits beside it is bounded by the time of `max_step_tokens`. A turn for which there are no
+        blocks is left out, and so is one that ends with the unread step.
         """
         rows: list[Row] = []
-        budget = self.max_step_tokens
+        budget, rows_left, any_class = self.max_step_tokens, self.max_step_rows, TokenClass.DECODE
         turns = [turn for turn in self._turns() if turn[0].num_settled is None or not turn[0].ends_when_read]
-        streams = {session.session_id for session, _ in turns if session.num_pending <= 1}
-        for session, generation in turns:
-            if budget == 0 or len(rows) == self.max_step_rows:
+        are_streams = [len(session.token_ids) - session.num_computed <= 1 for session, _ in turns]
+        num_streams = sum(are_streams)
+        for (session, generation), is_stream in zip(turns, are_streams, strict=True):
+            if budget == 0 or rows_left == 0:
                 break
-            streams.discard(session.session_id)
+            num_streams -= is_stream
             # Only now: an earlier row may have taken this session's blocks, and all is pending again.
-            position = min(session.next_position, self._num_usable(session) * self.block_size)
-            # No more than there are rows left for: what a step can't hold needs no tokens of its budget.
-            reserved = min(len(streams), self.max_step_rows - len(rows) - 1)
-            token_class, end = TokenClass.DECODE, session.num_tokens
+            num_usable = self._num_usable(session)
+            num_held = num_usable * self.block_size
+            position = min(session.next_position, num_held)
+            token_class, end = any_class, len(session.token_ids)
             if self.has_token_classes:
                 token_class, end = session.class_at(position)
-            count = min(end - position, max(budget - reserved, 1))
-            if not self._hold(session, generation, position + count):
+            count = end - position
+            if count > 1:
+                # No more than there are rows left for: what a step can't hold needs no tokens of its budget.
+                count = min(count, max(budget - min(num_streams, rows_left - 1), 1))
+            end = position + count
+            if end > num_held and not self._hold(session, generation, num_usable, end):
                 continue
             session.start_turn()
             rows.append(session.row(position, count, token_class))
+            rows_left -= 1
             budget -= count
         return Batch(rows=tuple(rows))
 
@@ -166,30 +175,26 @@ class PagedSessionScheduler:
         for row in batch.rows:
             self._sessions[row.session_id].advance(row)
 
-    def commit(self, batch: Batch, drawn: Sequence[int | None]) -> None:
-        """Record a step that was read: KV of its rows is stored, drawn tokens join their logs.
+    def commit(self, row: Row, token_id: int | None) -> None:
+        """Record a row of a step that was read: its KV is stored, a drawn token joins the log.
 
         Args:
-            batch: What `schedule` returned; `advance` may have been told of it.
-            drawn: One token id for each row that wanted logits, in row order; None for a row that failed:
-                it stays as it was before the step.
+            row: Of what `schedule` returned; `advance` may have been told of it.
+            token_id: What was drawn after it. None for a row that wanted no logits, and for one that failed:
+                that stays as it was before the step.
 
         Raises:
-            ValueError: `drawn` has another length; nothing is recorded.
+            ValueError: There is a token and the row wanted no logits; nothing is recorded.
         """
-        num_wanted = sum(row.wants_logits for row in batch.rows)
-        if len(drawn) != num_wanted:
-            raise ValueError(f"{len(drawn)} tokens for {num_wanted} rows that want one")
-        ids = iter(drawn)
-        for row in batch.rows:
-            session = self._sessions[row.session_id]
-            token_id = next(ids) if row.wants_logits else None
-            if row.wants_logits and token_id is None:
-                session.retract()
-                continue
-            if session.num_settled is not None:
-                session.settle(token_id)
-                continue
+        session = self._sessions[row.session_id]
+        if row.wants_logits and token_id is None:
+            session.retract()
+            return
+        if token_id is not None and not row.wants_logits:
+            raise ValueError(f"token_id {token_id} for a row of {row.session_id} that wants no logits")
+        if session.num_settled is not None:
+            session.settle(token_id)
+        else:
             session.num_computed = row.context_len
             if token_id is not None:
                 session.append_drawn(token_id)
@@ -214,35 +219,33 @@ class PagedSessionScheduler:
     def _idle(self, session: Session) -> None:
         session.last_active = self._tick()
         del self._running[session.session_id]
+        self._order = None
 
     def _turns(self) -> list[tuple[Session, Generation]]:
-        """Running turns in their order."""
-        turns = [(session, session.generation) for session in self._running.values() if session.generation]
-        return sorted(turns, key=lambda turn: turn[1].rank)
+        """Running turns in their order; not to be changed."""
+        if self._order is None:  # since who runs, or a rank, changed
+            turns = [(each, each.generation) for each in self._running.values() if each.generation]
+            self._order = sorted(turns, key=lambda turn: turn[1].rank)
+        return self._order
 
     def _num_usable(self, session: Session) -> int:
         """Blocks at the head of the table that the next row can build on.
 
-        All of them, unless the first that it would write into is shared: other holders read what that
-        one stores. It is given up, and its few tokens are computed again into a block of the session's
-        own; to copy them would take a path from block to block that nothing else needs.
+        All of them, unless the first that it would write into is shared: other holders read what that one
+        stores. It is given up, and its few tokens are computed again into a block of the session's own; to
+        copy them would take a path from block to block that nothing else needs.
         """
+        table = session.block_table
         first = session.next_position // self.block_size
-        is_shared = first < len(session.block_table) and self.pool.num_holders(session.block_table[first]) > 1
-        return first if is_shared else len(session.block_table)
+        is_shared = first < len(table) and self.pool.num_holders(table[first]) > 1
+        return first if is_shared else len(table)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def _hold(self, session: Session, generation: Generation, num_tokens: int) -> bool:
-        """Make the session's table cover `num_tokens`, those to come in blocks that it alone holds.
-
-        False, with the session as it was, if there are no blocks for it.
-        """
-        num_usable = self._num_usable(session)
+    def _hold(self, session: Session, generation: Generation, num_usable: int, num_tokens: int) -> bool:
+        """Let blocks that it alone holds follow its usable ones; False, and no change, where none is left."""
         missing = self._blocks_for(num_tokens) - num_usable
-        if missing <= 0:
-            return True
         if missing > self.pool.num_free and not self._reclaim(generation, missing - self.pool.num_free):
             return False
         try:
@@ -250,7 +253,7 @@ class PagedSessionScheduler:
         except OutOfBlocks:
             return False
         self._cut(session, num_usable)
-        session.block_table.extend(blocks)
+        session.block_table += tuple(blocks)
         return True
 
     def _reclaim(self, generation: Generation, wanted: int) -> bool:
@@ -285,13 +288,9 @@ class PagedSessionScheduler:
         return idle + later[::-1]
 
     def _cut(self, session: Session, num_blocks: int) -> tuple[int, ...]:
-        """Keep so many blocks of a session's KV; the log stays and is computed again when needed.
-
-        Returns:
-            Blocks that are free now.
-        """
+        """Keep so many blocks of a session's KV, and return those that are free now; the log stays."""
         surplus = session.block_table[num_blocks:]
-        del session.block_table[num_blocks:]
+        session.block_table = session.block_table[:num_blocks]
         session.num_computed = min(session.num_computed, num_blocks * self.block_size)
         return self.pool.release(surplus)
 

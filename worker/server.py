@@ -23,7 +23,7 @@ from worker.errors import Refused
 from worker.intake import Intake
 from worker.owners import OwnerGone, Owners
 from worker.reports import ReportRing
-from worker.wire import event_to_wire, refusal_to_wire, sampling_to_wire, session_to_wire
+from worker.wire import put_event, refusal_to_wire, sampling_to_wire, session_to_wire
 
 ServerContext = grpc.aio.ServicerContext[Any, Any]
 Result = TypeVar("Result")
@@ -84,7 +84,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def deliver(self, report: StepReport) -> None:
         """Number a report and hand it to every reader. Called on the asyncio thread."""
-        events: list[worker_pb2.GenerationEvent] = []
+        wire = worker_pb2.StreamStepsResponse()
         for event in report.events:
             stream = self._streams.get(event.generation_id)
             if stream is None:
@@ -93,14 +93,15 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 self._log_token(event)
             elif isinstance(event, Finished | Failed):
                 del self._streams[event.generation_id]
-            events += event_to_wire(
+            put_event(
+                wire,
                 event,
                 sampling=stream.sampling,
                 input_token_ids=stream.input_token_ids,
                 with_timing=stream.with_timing,
             )
-        if events:
-            self._ring.append(events)
+        if wire.events:
+            self._ring.append(wire)
 
     def close(self) -> None:
         """End the readers' streams once they have every report."""

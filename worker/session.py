@@ -25,8 +25,9 @@ class Generation:
         priority: Turns of a higher one come first.
         appends_only: Nothing is drawn: the turn is done when all of the log has its KV.
         max_tokens: Tokens that it draws at most; None: up to the session's context.
-        log_start: Length of the log before the turn; set when submitted.
-        arrival: Order among generations; set when submitted.
+        log_start: Length of the log before the turn; set when submitted, like the two that follow.
+        first_drawn: Length of the log with the turn's input.
+        arrival: Order among generations.
         is_started: Whether a step has held it.
         cached_tokens: Tokens of the earlier log whose KV was at hand at the first step.
         reprefilled_tokens: Tokens of the earlier log whose KV had been reclaimed by then.
@@ -39,6 +40,7 @@ class Generation:
     appends_only: bool = False
     max_tokens: int | None = None
     log_start: int = 0
+    first_drawn: int = 0
     arrival: int = 0
     is_started: bool = False
     cached_tokens: int = 0
@@ -68,12 +70,13 @@ class Session:
         num_settled: `num_computed` as it was before the unread step; None where no step is unread.
         num_due: Tokens at the head of the log whose KV was stored when a turn was last committed; those
             of them that have none now have had it reclaimed.
-        block_table: Physical block of each logical block of stored or scheduled KV.
+        block_table: Physical block of each logical block of stored or scheduled KV. It is replaced whole, so
+            that rows made while it stays share it, and who has seen one knows it by identity.
         revision: Advances once per committed turn.
         priority: Of its turns that choose none.
         generation: The running turn, if any.
         last_active: Order of the last turn's end; reclaiming starts at the lowest.
-        plan_counters: All its steps.
+        plan_counters: Its steps but those of the running turn.
     """
 
     session_id: str
@@ -84,7 +87,7 @@ class Session:
     num_computed: int = 0
     num_settled: int | None = None
     num_due: int = 0
-    block_table: list[int] = field(default_factory=list)
+    block_table: tuple[int, ...] = ()
     revision: int = 0
     priority: int = 0
     generation: Generation | None = None
@@ -130,7 +133,13 @@ class Session:
     def num_generated(self) -> int:
         """Tokens that the running turn has drawn, known or not; 0 without one."""
         turn = self.generation
-        return 0 if turn is None else len(self.token_ids) - turn.log_start - len(turn.input_ids)
+        return 0 if turn is None else len(self.token_ids) - turn.first_drawn
+
+    @property
+    def all_counters(self) -> PlanCounters:
+        """All its steps; nobody counts on in what this returns."""
+        turn = self.generation
+        return self.plan_counters if turn is None else self.plan_counters.followed_by(turn.plan_counters)
 
     @property
     def ends_when_read(self) -> bool:
@@ -170,15 +179,15 @@ class Session:
 
     def row(self, position: int, count: int, token_class: TokenClass) -> Row:
         """A row of `count` tokens from `position` on, as log and blocks stand now."""
-        turn, end = self.generation, position + count
+        turn, token_ids, end = self.generation, self.token_ids, position + count
         return Row(
-            session_id=self.session_id,
-            token_ids=tuple(self.token_ids[position:end]),
-            position=position,
-            block_table=tuple(self.block_table),
-            wants_logits=end == len(self.token_ids) and turn is not None and not turn.appends_only,
-            plan=self.plan,
-            token_class=token_class,
+            self.session_id,
+            tuple(token_ids[position:end]),
+            position,
+            self.block_table,
+            end == len(token_ids) and turn is not None and not turn.appends_only,
+            self.plan,
+            token_class,
         )
 
     def row_now(self, row: Row) -> Row | None:
@@ -244,4 +253,5 @@ class Session:
             self.cut_log(turn.log_start)
             # The turn may have computed the last token of the earlier log, which was not due: as before.
             self.num_computed = min(self.num_computed, max(turn.log_start - 1, self.num_due))
+        self.plan_counters = self.all_counters
         self.generation = None

@@ -6,11 +6,11 @@ that are replaced whole.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from worker import commands
-from worker.batch import Batch, DecodePlan, Drawn, Event, Failed, FinishReason, Row, RowResult
+from worker.batch import DecodePlan, Drawn, Event, Failed, FinishReason, Row, RowResult
 from worker.commands import SessionView, TurnBase
 from worker.detokenize import Detokenizer
 from worker.errors import Refused
@@ -20,7 +20,7 @@ from worker.record import Record
 from worker.scheduler import PagedSessionScheduler
 from worker.session import Generation
 from worker.stops import StopMatcher
-from worker.turn import Overdue, Turn
+from worker.turn import NEVER_NS, Overdue, Turn
 
 # Ids that are still told from ids that never were.
 _MAX_CLOSED = 10_000
@@ -54,6 +54,7 @@ class SessionTable:
         self._running: dict[str, Record] = {}  # by generation id
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._events: list[Event] = []
+        self._due_ns = NEVER_NS  # no turn is overdue before
 
     def turn_base(self, session_id: str) -> TurnBase:
         """What a turn submitted now builds on. Refused: SESSION_NOT_FOUND, SESSION_CLOSED."""
@@ -62,8 +63,14 @@ class SessionTable:
             raise self._missing(session_id)
         return base
 
-    def running(self, session_id: str) -> tuple[Record, Turn]:
-        """A session and the turn that runs on it."""
+    def running(self, row: Row) -> Turn:
+        """The turn that runs on a row's session."""
+        turn = self._records[row.session_id].turn
+        if turn is None:
+            raise RuntimeError(f"session {row.session_id} has a row but no turn")
+        return turn
+
+    def _running_on(self, session_id: str) -> tuple[Record, Turn]:
         record = self._records[session_id]
         if record.turn is None:
             raise RuntimeError(f"session {session_id} has a row but no turn")
@@ -71,6 +78,8 @@ class SessionTable:
 
     def take_events(self) -> tuple[Event, ...]:
         """What happened since the last call."""
+        if not self._events:
+            return ()
         events = tuple(self._events)
         self._events.clear()
         return events
@@ -89,6 +98,9 @@ class SessionTable:
                 if command.plan is DecodePlan.REPLAN and record.session.plan is not DecodePlan.REPLAN:
                     self._check_replan_quota()
                 record.update(command.plan, command.labels, command.priority)
+                # A running turn takes the priority too unless it chose its own.
+                if command.priority is not None and (turn := record.turn) and turn.asked.priority is None:
+                    self._scheduler.prioritise(turn.generation, command.priority)
             case commands.Cancel():
                 turn = record.turn
                 if turn is None or turn.generation.generation_id != command.generation_id:
@@ -111,10 +123,11 @@ class SessionTable:
 
     def expire(self) -> None:
         """End every turn whose time has run out, queued ones too."""
-        now_ns = self._clock_ns()
+        if (now_ns := self._clock_ns()) < self._due_ns:
+            return
         for record in list(self._running.values()):
             session_id = record.session.session_id
-            _, turn = self.running(session_id)
+            _, turn = self._running_on(session_id)
             match turn.overdue(now_ns):
                 case Overdue.DEADLINE if turn.asked.keeps_partial:
                     self._end(record, turn, FinishReason.CANCELLED, is_late=True)
@@ -124,29 +137,29 @@ class SessionTable:
                     self.fail(session_id, "QUEUE_TIMEOUT", "no step came within queue_timeout")
                 case Overdue.TIME_LIMIT:
                     self._end(record, turn, FinishReason.TIME_LIMIT)
+        turns = (record.turn for record in self._running.values())
+        self._due_ns = min((turn.due_ns for turn in turns if turn is not None), default=NEVER_NS)
 
-    def announce(self, batch: Batch) -> None:
-        """Tell the start of turns that come to their first step."""
-        now_ns = self._clock_ns()
-        for row in batch.rows:
-            _, turn = self.running(row.session_id)
-            if not turn.is_announced:
-                self._events.append(turn.start(now_ns))
+    def announce(self, turns: Iterable[Turn]) -> None:
+        """Tell the start of those turns that come to their first step."""
+        new = [turn for turn in turns if not turn.is_announced]
+        if new:
+            now_ns = self._clock_ns()
+            self._events += [turn.start(now_ns) for turn in new]
+            self._due_ns = min(self._due_ns, *[turn.due_ns for turn in new])
 
-    def tell(self, row: Row, result: RowResult, drawn: Drawn | None, *, sample_ns: int) -> None:
-        """Turn a committed row into events, and end its turn if it is over."""
-        record, turn = self.running(row.session_id)
-        record.session.plan_counters.count(result)
+    def tell(self, row: Row, turn: Turn, result: RowResult, drawn: Drawn | None, *, sample_ns: int) -> None:
+        """Turn a committed row of a turn that runs into events, and end the turn if it is over."""
         turn.generation.plan_counters.count(result)
         reason = None
         if drawn is not None:
             now_ns = self._clock_ns()
             self._events.append(turn.token(drawn, result, row, sample_ns=sample_ns, now_ns=now_ns))
             reason = turn.end_reason()
-        elif turn.asked.appends_only and self._scheduler.is_appended(record.session):
+        elif turn.asked.appends_only and self._scheduler.is_appended(turn.session):
             reason = FinishReason.APPENDED
         if reason is not None:
-            self._end(record, turn, reason)
+            self._end(self._records[row.session_id], turn, reason)
 
     def fail(
         self, session_id: str, reason: str, message: str, metadata: Mapping[str, str] = _NOTHING
@@ -159,7 +172,7 @@ class SessionTable:
             message: See there.
             metadata: See there.
         """
-        record, turn = self.running(session_id)
+        record, turn = self._running_on(session_id)
         self._scheduler.finish(record.session, keep=False)
         self._events.append(Failed(turn.generation.generation_id, reason, message, metadata))
         self._settle(record, turn)
@@ -171,7 +184,7 @@ class SessionTable:
             The session's blocks and the row's that nobody holds now. They hold what must not reach anyone:
             zero them.
         """
-        record, turn = self.running(row.session_id)
+        record, turn = self._running_on(row.session_id)
         held = self._scheduler.fail(record.session)
         # Since an unread row was launched its session may have been preempted: those that were taken, and
         # are held again, are written before they are read.
@@ -232,7 +245,7 @@ class SessionTable:
             max_tokens=command.stopping.max_tokens,
         )
         self._scheduler.submit(session, generation)
-        record.turn = Turn(
+        record.turn = turn = Turn(
             session=session,
             generation=generation,
             asked=command,
@@ -240,6 +253,7 @@ class SessionTable:
             stops=StopMatcher(command.stopping.stop_sequences),
         )
         self._running[command.generation_id] = record
+        self._due_ns = min(self._due_ns, turn.due_ns)
         return record.view()
 
     def _end(self, record: Record, turn: Turn, reason: FinishReason, *, is_late: bool = False) -> None:

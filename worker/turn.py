@@ -1,6 +1,6 @@
 """One running turn as its caller sees it: text, times, ends, events. Knows no tensors and no blocks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from worker.batch import (
@@ -18,6 +18,8 @@ from worker.detokenize import Detokenizer
 from worker.session import Generation, Session
 from worker.stops import StopMatcher
 
+NEVER_NS = 2**63
+"""Later than any time of a clock."""
 _NOBODY: frozenset[int] = frozenset()
 
 
@@ -40,6 +42,7 @@ class Turn:
         detokenizer: Fresh for this turn.
         stops: Fresh for this turn.
         is_announced: Whether `start` was told.
+        last_ids: Tokens that end the turn.
     """
 
     session: Session
@@ -52,16 +55,15 @@ class Turn:
     last_token_ns: int = 0
     is_announced: bool = False
     met_sequence: str | None = None
+    last_ids: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last_ids = self.asked.stopping.eos_ids | self.asked.stopping.stop_token_ids
 
     @property
     def usage(self) -> UsageCounts:
         """Counts so far; a drawn token that is not known yet is not counted."""
-        return UsageCounts(
-            input_tokens=len(self.generation.input_ids),
-            cached_tokens=self.generation.cached_tokens,
-            reprefilled_tokens=self.generation.reprefilled_tokens,
-            output_tokens=self.session.num_generated - self.session.has_unknown,
-        )
+        return self._usage(self.session.num_generated - self.session.has_unknown)
 
     @property
     def is_running(self) -> bool:
@@ -71,10 +73,17 @@ class Turn:
     @property
     def banned(self) -> frozenset[int]:
         """Ids that the next token must not be: those that end the turn, before `min_tokens`."""
-        stopping = self.asked.stopping
-        if self.session.num_generated >= stopping.min_tokens:
-            return _NOBODY
-        return stopping.eos_ids | stopping.stop_token_ids
+        min_tokens = self.asked.stopping.min_tokens
+        return _NOBODY if min_tokens == 0 or self.session.num_generated >= min_tokens else self.last_ids
+
+    @property
+    def due_ns(self) -> int:
+        """When `overdue` has something to tell at the earliest, as the turn stands now."""
+        asked = self.asked
+        limit_ns = asked.time_limit_ns if self.is_announced else asked.queue_timeout_ns
+        since_ns = asked.received_ns + (self.queue_ns if self.is_announced else 0)
+        due_ns = NEVER_NS if limit_ns is None else since_ns + limit_ns
+        return due_ns if asked.deadline_ns is None else min(due_ns, asked.deadline_ns)
 
     def overdue(self, now_ns: int) -> Overdue | None:
         """What has run out at `now_ns`, if anything.
@@ -104,33 +113,30 @@ class Turn:
 
     def token(self, drawn: Drawn, result: RowResult, row: Row, *, sample_ns: int, now_ns: int) -> TokenDrawn:
         """`drawn`, which ends the log by now, was drawn after `row` and told at `now_ns`."""
+        asked, session, generation = self.asked, self.session, self.generation
         itl_ns = now_ns - self.last_token_ns if self.last_token_ns else 0
+        since_start_ns = now_ns - asked.received_ns
         self.last_token_ns = now_ns
-        self.ttft_ns = self.ttft_ns or now_ns - self.asked.received_ns
-        usage = self.usage
-        stopping = self.asked.stopping
-        text, self.met_sequence = self.stops.push(
-            self.detokenizer.push(drawn.token_id),
-            # Where the id itself ends the turn, no sequence does: the text stays whole.
-            may_stop=(
-                usage.output_tokens >= stopping.min_tokens
-                and drawn.token_id not in stopping.eos_ids | stopping.stop_token_ids
-            ),
-        )
+        self.ttft_ns = self.ttft_ns or since_start_ns
+        token_id, count = drawn.token_id, session.num_generated
+        # Where the id itself ends the turn, no sequence does: the text stays whole.
+        may_stop = count >= asked.stopping.min_tokens and token_id not in self.last_ids
+        text, self.met_sequence = self.stops.push(self.detokenizer.push(token_id), may_stop=may_stop)
+        # By position, and not by name, which would take twice as long as all before.
         return TokenDrawn(
-            generation_id=self.generation.generation_id,
-            session_id=self.session.session_id,
-            index=usage.output_tokens - 1,
-            drawn=drawn,
-            text=text,
-            usage=usage,
-            plan=row.plan,
-            result=result,
-            since_start_ns=now_ns - self.asked.received_ns,
-            itl_ns=itl_ns,
-            queue_ns=self.queue_ns,
-            sample_ns=sample_ns,
-            context_len=row.context_len,
+            generation.generation_id,
+            session.session_id,
+            count - 1,
+            drawn,
+            text,
+            self._usage(count),
+            row.plan,
+            result,
+            since_start_ns,
+            itl_ns,
+            self.queue_ns,
+            sample_ns,
+            row.context_len,
         )
 
     def end_reason(self) -> FinishReason | None:
@@ -139,16 +145,15 @@ class Turn:
         Of several reasons the first of this order is told: EOS, STOP_TOKEN, STOP_SEQUENCE, MAX_TOKENS,
         CONTEXT_FULL. TIME_LIMIT is looked at between steps, and so comes last.
         """
-        stopping, last_id = self.asked.stopping, self.session.token_ids[-1]
-        if last_id in stopping.eos_ids:
-            return FinishReason.EOS
-        if last_id in stopping.stop_token_ids:
-            return FinishReason.STOP_TOKEN
+        session, stopping = self.session, self.asked.stopping
+        last_id = session.token_ids[-1]
+        if last_id in self.last_ids:
+            return FinishReason.EOS if last_id in stopping.eos_ids else FinishReason.STOP_TOKEN
         if self.met_sequence is not None:
             return FinishReason.STOP_SEQUENCE
-        if self.session.num_generated == stopping.max_tokens:
+        if session.num_generated == stopping.max_tokens:
             return FinishReason.MAX_TOKENS
-        if self.session.num_tokens >= self.session.max_context_tokens:
+        if len(session.token_ids) >= session.max_context_tokens:
             return FinishReason.CONTEXT_FULL
         return None
 
@@ -170,6 +175,10 @@ class Turn:
             plan_counters=replace(self.generation.plan_counters),
             is_late=is_late,
         )
+
+    def _usage(self, output_tokens: int) -> UsageCounts:
+        turn = self.generation
+        return UsageCounts(len(turn.input_ids), turn.cached_tokens, turn.reprefilled_tokens, output_tokens)
 
     def _stopped_by(self, reason: FinishReason) -> str | int | None:
         if reason is FinishReason.STOP_TOKEN:

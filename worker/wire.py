@@ -98,26 +98,33 @@ def session_to_wire(view: SessionView, *, model: str, fingerprint: str) -> sessi
     )
 
 
-def event_to_wire(
+def put_event(
+    report: worker_pb2.StreamStepsResponse,
     event: Event,
     *,
     sampling: session_pb2.SamplingParams,
     input_token_ids: tuple[int, ...],
     with_timing: bool,
-) -> list[worker_pb2.GenerationEvent]:
-    """One event as the gateway relays it: messages of the public API.
+) -> None:
+    """Add one event to a report, as the gateway relays it: messages of the public API.
+
+    What a token has is set where it will lie. A message that is made first is serialised and parsed to get
+    there, as often as it is deep.
 
     Args:
+        report: What to add to.
         event: What the engine told.
         sampling: Echoed when the turn starts.
         input_token_ids: Echoed when the turn starts; empty if not asked for.
         with_timing: Whether tokens carry their timing.
     """
-    generation_id = event.generation_id
+    wire = report.events.add(generation_id=event.generation_id)
     match event:
+        case TokenDrawn():
+            _put_token(wire.chunk, event, with_timing=with_timing)
         case Started():
             started = generation_pb2.GenerationStarted(
-                generation_id=generation_id,
+                generation_id=event.generation_id,
                 sampling=sampling,
                 usage=_usage(event.usage),
                 queue_ns=event.queue_ns,
@@ -126,36 +133,54 @@ def event_to_wire(
                 ),
                 input_token_ids=input_token_ids,
             )
-            return [worker_pb2.GenerationEvent(generation_id=generation_id, started=started)]
-        case TokenDrawn():
-            chunk = generation_pb2.TokenChunk(
-                first_token_index=event.index,
-                tokens=[_token(event, with_timing=with_timing)],
-                text_delta=event.text,
-                usage=_usage(event.usage),
-            )
-            return [worker_pb2.GenerationEvent(generation_id=generation_id, chunk=chunk)]
+            wire.started.CopyFrom(started)
         case Finished():
-            end = worker_pb2.GenerationEvent(
-                generation_id=generation_id,
-                finished=_finished(event),
-                is_late=event.is_late,
-                num_tokens=event.num_tokens,
-            )
-            events = [end]
             if event.text:
-                rest = generation_pb2.TokenChunk(
-                    first_token_index=event.usage.output_tokens,
-                    text_delta=event.text,
-                    usage=_usage(event.usage),
-                )
-                events.insert(0, worker_pb2.GenerationEvent(generation_id=generation_id, chunk=rest))
-            return events
+                wire.chunk.first_token_index = event.usage.output_tokens
+                wire.chunk.text_delta = event.text
+                wire.chunk.usage.CopyFrom(_usage(event.usage))
+                wire = report.events.add(generation_id=event.generation_id)
+            wire.finished.CopyFrom(_finished(event))
+            wire.is_late = event.is_late
+            wire.num_tokens = event.num_tokens
         case Failed():
             failed = worker_pb2.Refusal(
                 reason=event.reason, message=event.message, metadata=dict(event.metadata)
             )
-            return [worker_pb2.GenerationEvent(generation_id=generation_id, failed=failed)]
+            wire.failed.CopyFrom(failed)
+
+
+def _put_token(chunk: generation_pb2.TokenChunk, event: TokenDrawn, *, with_timing: bool) -> None:
+    chunk.first_token_index = event.number
+    chunk.text_delta = event.text
+    usage, counts = chunk.usage, event.usage
+    usage.input_tokens = counts.input_tokens
+    usage.cached_tokens = counts.cached_tokens
+    usage.reprefilled_tokens = counts.reprefilled_tokens
+    usage.output_tokens = counts.output_tokens
+    drawn = event.drawn
+    token = chunk.tokens.add(id=drawn.token_id)
+    if drawn.logprob is not None:
+        token.logprob = drawn.logprob
+    for top in drawn.top:
+        token.top.add(id=top.token_id, logprob=top.logprob)
+    if with_timing:
+        _put_timing(token.timing, event)
+
+
+def _put_timing(timing: generation_pb2.TokenTiming, event: TokenDrawn) -> None:
+    result = event.result
+    timing.since_start_ns = event.since_start_ns
+    timing.itl_ns = event.itl_ns
+    timing.queue_ns = event.queue_ns
+    timing.plan_ns = result.plan_ns
+    timing.step_ns = result.step_ns
+    timing.sample_ns = event.sample_ns
+    timing.plan_action = _PLAN_ACTIONS[result.plan_action]
+    timing.batch_size = result.batch_size
+    timing.kernel_ns = result.kernel_ns
+    timing.launches = result.launches
+    timing.host_bytes = result.host_bytes
 
 
 def _finished(event: Finished) -> generation_pb2.GenerationFinished:
@@ -169,31 +194,6 @@ def _finished(event: Finished) -> generation_pb2.GenerationFinished:
         ),
         revision=event.revision,
         plan_stats=_plan_stats(event.plan_counters),
-    )
-
-
-def _token(event: TokenDrawn, *, with_timing: bool) -> generation_pb2.Token:
-    return generation_pb2.Token(
-        id=event.drawn.token_id,
-        logprob=event.drawn.logprob,
-        top=[generation_pb2.TopToken(id=top.token_id, logprob=top.logprob) for top in event.drawn.top],
-        timing=_timing(event) if with_timing else None,
-    )
-
-
-def _timing(event: TokenDrawn) -> generation_pb2.TokenTiming:
-    return generation_pb2.TokenTiming(
-        since_start_ns=event.since_start_ns,
-        itl_ns=event.itl_ns,
-        queue_ns=event.queue_ns,
-        plan_ns=event.result.plan_ns,
-        step_ns=event.result.step_ns,
-        sample_ns=event.sample_ns,
-        plan_action=_PLAN_ACTIONS[event.result.plan_action],
-        batch_size=event.result.batch_size,
-        kernel_ns=event.result.kernel_ns,
-        launches=event.result.launches,
-        host_bytes=event.result.host_bytes,
     )
 
 

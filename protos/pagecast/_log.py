@@ -18,6 +18,8 @@ from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 LogLevel = Literal["debug", "info", "warning", "error"]
 QUEUE_LINES = 10_000
 CLOSE_TIMEOUT_S = 2.0
+# What a pipe takes in one piece (PIPE_BUF of Linux): processes that share one don't cut each other's lines.
+_WHOLE_BYTES = 4096
 
 
 class LogWriter:
@@ -30,6 +32,8 @@ class LogWriter:
     def __init__(self, stream: BinaryIO, *, queue_lines: int = QUEUE_LINES) -> None:
         self.num_dropped = 0
         self._num_dropped_told = 0
+        self._num_unflushed = 0
+        self._num_unflushed_bytes = 0
         self._is_closed = False
         self._stream = stream
         self._lines: queue.Queue[bytes | None] = queue.Queue(queue_lines)
@@ -74,15 +78,33 @@ class LogWriter:
             untold = self.num_dropped - self._num_dropped_told
             if untold and self._write(orjson.dumps({"event": "log_lines_dropped", "num_lines": untold})):
                 self._num_dropped_told += untold
+        self._flush()
 
     def _write(self, line: bytes) -> bool:
+        """Write a line; it is flushed with those that wait behind it, as many as go out as one piece."""
+        if self._num_unflushed_bytes + len(line) >= _WHOLE_BYTES:
+            self._flush()
+        self._num_unflushed += 1
+        self._num_unflushed_bytes += len(line) + 1
         try:
             self._stream.write(line + b"\n")
-            self._stream.flush()
         except (OSError, ValueError):  # ValueError: the stream was closed
-            self.num_dropped += 1
+            self._lose()
             return False
+        return self._flush() if self._lines.empty() else True
+
+    def _flush(self) -> bool:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._lose()
+            return False
+        self._num_unflushed = self._num_unflushed_bytes = 0
         return True
+
+    def _lose(self) -> None:
+        self.num_dropped += self._num_unflushed
+        self._num_unflushed = self._num_unflushed_bytes = 0
 
 
 def open_log(writer: LogWriter, level: LogLevel) -> FilteringBoundLogger:

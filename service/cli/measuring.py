@@ -16,7 +16,7 @@ _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
 @click.command(context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bench(arguments: tuple[str, ...]) -> None:
-    """Measure steps, plans and paging in process."""
+    """Measure steps, sessions, plans and paging: in process, through gRPC, beside other engines."""
     _become("bench.__main__", "bench", arguments)
 
 

@@ -18,7 +18,10 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=Fal
 _DEVICES = click.Choice(["auto", "cpu", "cuda"], case_sensitive=False)
 _KERNELS = click.Choice(["auto", "native", "reference", "triton"], case_sensitive=False)
 _WEIGHTS = click.Choice(["auto", "file", "float32", "float16", "bfloat16"], case_sensitive=False)
-_KV_DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"], case_sensitive=False)
+_ACTIVATIONS = click.Choice(["auto", "float32", "int8"], case_sensitive=False)
+_KV_DTYPES = click.Choice(
+    ["auto", "float32", "float16", "bfloat16", "int8", "float8_e4m3fn"], case_sensitive=False
+)
 
 
 def _option(flag: str, field: str | None = None, **attributes: Any) -> Decorator:
@@ -58,12 +61,17 @@ def _seconds(flag: str, text: str) -> Decorator:
 @_option(
     "--weights",
     type=_WEIGHTS,
-    help="What matrices are kept as. file: as the file has them. auto: on cuda file, else float32.",
+    help="What matrices are kept as. file: as the file has them. auto: file, where the kernels take it.",
+)
+@_option(
+    "--activations",
+    type=_ACTIVATIONS,
+    help="What is multiplied with quantised weights. auto: int8 with native kernels, else float32.",
 )
 @_option(
     "--kv-dtype",
     type=_KV_DTYPES,
-    help="What keys and values are kept as. auto: on cuda 16 bits, as the weights, else float32.",
+    help="What keys and values are kept as. auto: 16 bits, but float32 with reference kernels.",
 )
 @_option("--decode-plan", type=PLAN_CHOICE, metavar="[once|replan]", help="Plan of sessions that name none.")
 @_option("--kv-blocks", type=int, help="KV blocks per worker. Absent: what the worker chooses.")
@@ -73,6 +81,12 @@ def _seconds(flag: str, text: str) -> Decorator:
 )
 @_option(
     "--threads", type=int, help="Compute threads per worker. Absent: the CPUs, shared among the workers."
+)
+@_option("--pin-threads", is_flag=True, help="Keep each compute thread on a CPU of its own.")
+@_option(
+    "--numa",
+    is_flag=True,
+    help="Keep each worker on one NUMA node; as many workers as nodes, or a multiple by --workers.",
 )
 @_seconds("--start-timeout", "How long workers may take until they serve.")
 @_seconds("--worker-timeout", "A worker that answers nothing for so long is lost.")

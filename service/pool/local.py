@@ -20,9 +20,10 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from service.config import MAX_THREADS, ServeSettings, worker_environment
+from service.config import MAX_THREADS, ServeSettings, available_cpus, worker_environment
 from service.errors import StartError
 from service.pool import Incarnation, supervisor
+from service.pool.placement import Placement, place_workers
 
 # Of sockaddr_un, less the closing NUL.
 MAX_SOCKET_PATH_BYTES = 107
@@ -57,11 +58,13 @@ class LocalPool:
 
     @classmethod
     def start(cls, settings: ServeSettings, log: FilteringBoundLogger) -> "LocalPool":
-        """Start the supervisor and return at once; it starts `settings.workers` processes meanwhile.
+        """Start the supervisor and return at once; it starts the workers' processes meanwhile.
 
         Raises:
-            StartError: It cannot be started, or a worker's socket would have too long a path.
+            StartError: It cannot be started, a worker's socket would have too long a path, or the workers
+                can't be placed on the CPUs as the settings ask for.
         """
+        placements = _placements(settings)
         folder = Path(tempfile.mkdtemp(prefix="pagecast-"))
         ours, theirs = socket.socketpair()
         try:
@@ -69,8 +72,11 @@ class LocalPool:
                 raise StartError(f"the folder for temporary files is too long for a socket: {folder}")
             token = secrets.token_hex(16)
             first = {
-                "command": worker_command(settings),
-                "workers": settings.workers,
+                "command": [*worker_command(settings), "--memory-share", repr(1 / len(placements))],
+                "places": [
+                    {"arguments": ["--threads", str(placement.num_threads)], "cpus": placement.cpus}
+                    for placement in placements
+                ],
                 "token": token,
                 "folder": str(folder),
             }
@@ -95,7 +101,7 @@ class LocalPool:
         finally:
             theirs.close()
         ours.setblocking(False)
-        return cls(process, ours, folder, token, settings.workers, log)
+        return cls(process, ours, folder, token, len(placements), log)
 
     @property
     def size(self) -> int:
@@ -188,27 +194,36 @@ class LocalPool:
 
 
 def worker_command(settings: ServeSettings) -> list[str]:
-    """Return the command line of a worker, but for its address and its lifeline."""
+    """Return the command line of a worker, but for what its place and its process add."""
     command = [
         sys.executable, "-m", "worker",
         "--model", settings.model,
         "--device", settings.device,
         "--kernels", settings.kernels,
         "--weights", settings.weights,
+        "--activations", settings.activations,
         "--kv-dtype", settings.kv_dtype,
         "--decode-plan", settings.decode_plan,
         "--max-replan-sessions", str(settings.max_replan_sessions),
-        "--threads", str(settings.threads or _threads_per_worker(settings.workers)),
-        "--memory-share", repr(1 / settings.workers),
         "--log-level", settings.log_level,
     ]  # fmt: skip
     optional = {"--kv-blocks": settings.kv_blocks, "--max-step-tokens": settings.max_step_tokens}
     for flag, value in optional.items():
         if value is not None:
             command += [flag, str(value)]
+    if settings.pin_threads:
+        command.append("--pin-threads")
     return command
 
 
-def _threads_per_worker(num_workers: int) -> int:
-    """Share the CPUs out: workers that each took all of them would wait for one another."""
-    return min(max(1, len(os.sched_getaffinity(0)) // num_workers), MAX_THREADS)
+def _placements(settings: ServeSettings) -> list[Placement]:
+    """Where the workers run. Raises StartError."""
+    is_given = not settings.numa or "workers" in settings.model_fields_set
+    return place_workers(
+        available_cpus(),
+        num_workers=settings.workers if is_given else None,
+        threads=settings.threads,
+        max_threads=MAX_THREADS,
+        numa=settings.numa,
+        pin_threads=settings.pin_threads,
+    )

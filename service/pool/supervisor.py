@@ -6,7 +6,7 @@ script of the standard library alone, so it is up in milliseconds and has nothin
 Knows command lines, pids and exit codes; does not know what a worker does or whether it serves. It talks
 to the gateway over an inherited socket, one JSON object a line:
 
-    gateway: {"command": […], "workers": 2, "token": "…", "folder": "…"}    once, first
+    gateway: {"command": […], "places": [{"arguments": […], "cpus": null}], "token": "…", …}    first
              {"kill": 0, "pid": 17}    SIGKILL, unless another process took that place meanwhile
              {"stop": 5.0}             SIGTERM to all, SIGKILL after so many seconds, and end
     here:    {"event": "started", "index": 0, "pid": 17, "address": "unix:…"}
@@ -30,7 +30,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ class _Worker:
 
     Attributes:
         index: Of the place.
+        arguments: Of its command line alone.
+        cpus: The only ones that its processes run on. None: all.
         process: None between an end and the next start.
         lifeline: Write end of the process's pipe.
         path: Its socket.
@@ -59,6 +61,8 @@ class _Worker:
     """
 
     index: int
+    arguments: Sequence[str] = ()
+    cpus: Sequence[int] | None = None
     process: "subprocess.Popen[bytes] | None" = None
     lifeline: int = -1
     path: Path = Path()
@@ -69,12 +73,12 @@ class _Worker:
 
 
 class Supervisor:
-    """Keeps `num_workers` processes of `command` running until it is told to stop.
+    """Keeps a process of `command` running in each of `places` until it is told to stop.
 
     Args:
         gateway: Where events go and orders come from.
-        command: Of a worker; `--listen` and `--parent-fd` are added.
-        num_workers: Places.
+        command: Of a worker; its place's arguments, `--listen` and `--parent-fd` are added.
+        places: Of workers, as the gateway tells them.
         token: First line of every lifeline.
         folder: Where the sockets are; removed at the end.
         received: Of the orders, what was read already.
@@ -85,7 +89,7 @@ class Supervisor:
         gateway: socket.socket,
         *,
         command: Sequence[str],
-        num_workers: int,
+        places: Sequence[Mapping[str, Any]],
         token: str,
         folder: Path,
         received: bytes = b"",
@@ -94,10 +98,10 @@ class Supervisor:
         self._command = list(command)
         self._token = token
         self._folder = folder
-        self._workers = [_Worker(index) for index in range(num_workers)]
+        self._workers = [_Worker(index, **place) for index, place in enumerate(places)]
         self._kill_at_s: float | None = None
         self._received = received
-        self._guard = _death_guard()
+        self._begin = _beginning()
 
     def run(self, wake_fd: int) -> None:
         """Look after the workers until all have ended on order; `wake_fd` is readable after a signal."""
@@ -148,17 +152,16 @@ class Supervisor:
         worker.started_s = time.monotonic()
         try:
             worker.process = subprocess.Popen(
-                [*self._command, "--listen", address, "--parent-fd", str(read_end)],
+                [*self._command, *worker.arguments, "--listen", address, "--parent-fd", str(read_end)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(read_end,),
                 # A group of its own: a terminal's Ctrl-C reaches the gateway, which ends all in order.
                 process_group=0,
-                preexec_fn=self._guard,  # noqa: PLW1509  this process has one thread
+                preexec_fn=lambda: self._begin(worker.cpus),  # noqa: PLW1509  this process has one thread
             )
-        except OSError as error:
-            restart_in_s = self._leave(worker)
+        except (OSError, subprocess.SubprocessError) as error:  # the latter: its CPUs can't be had
             failed = {"event": "unstartable", "index": worker.index, "error": str(error)}
-            self._tell({**failed, "restart_in_s": restart_in_s})
+            self._tell({**failed, "restart_in_s": self._leave(worker)})
         else:
             pid = worker.process.pid
             self._tell({"event": "started", "index": worker.index, "pid": pid, "address": address})
@@ -170,9 +173,9 @@ class Supervisor:
             process = worker.process
             if process is None or process.poll() is None:
                 continue
-            restart_in_s = self._leave(worker)
             ended = {"event": "ended", "index": worker.index, "pid": process.pid}
-            self._tell({**ended, "exit_code": process.returncode, "restart_in_s": restart_in_s})
+            ended |= {"exit_code": process.returncode, "restart_in_s": self._leave(worker)}
+            self._tell(ended)
 
     def _leave(self, worker: _Worker) -> float:
         """Clear a place and say when it is taken again. Returns the wait in seconds."""
@@ -234,17 +237,19 @@ class Supervisor:
             self._gateway.sendall(json.dumps(event).encode() + b"\n")
 
 
-def _death_guard() -> Callable[[], None]:
-    """Return what a child calls before it runs its program, so that it ends when its parent does."""
+def _beginning() -> Callable[[Sequence[int] | None], None]:
+    """Return what a child calls with its CPUs before it runs its program: it ends when its parent does."""
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
-    def guard() -> None:
+    def begin(cpus: Sequence[int] | None) -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before the line above
             os._exit(1)
+        if cpus is not None:
+            os.sched_setaffinity(0, cpus)
 
-    return guard
+    return begin
 
 
 def _read_first(gateway: socket.socket) -> tuple[dict[str, Any], bytes]:
@@ -274,7 +279,7 @@ def main(fd: int) -> None:
         supervisor = Supervisor(
             gateway,
             command=first["command"],
-            num_workers=first["workers"],
+            places=first["places"],
             token=first["token"],
             folder=Path(first["folder"]),
             received=rest,

@@ -1,11 +1,13 @@
 """A tiny model's file, and the benches run in process."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from bench import floor
 from bench.__main__ import main
 from tests.tiny_model import write_tiny_gguf
 
@@ -24,3 +26,9 @@ def bench(tiny_path: Path) -> Run:
         return CliRunner().invoke(main, [command, *setting, *arguments])
 
     return run
+
+
+@pytest.fixture
+def small_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's bandwidth is read from a buffer of a megabyte."""
+    monkeypatch.setattr(floor, "Reader", partial(floor.Reader, num_bytes=1 << 20))

@@ -1,15 +1,9 @@
 """`bench steps` on a tiny model: it runs every kind of step and says what kernels it ran."""
 
-from functools import partial
-
-import pytest
-
-from bench import steps
 from tests.bench.conftest import Run
 
 
-def test_every_step_has_a_line(bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "read_bandwidth", partial(steps.read_bandwidth, 1 << 20))
+def test_every_step_has_a_line(bench: Run, small_reader: None) -> None:
     result = bench("steps", "--repeats", "1")
     assert result.exit_code == 0, result.output
     assert "reference kernels, 1 thread" in " ".join(result.stdout.split())

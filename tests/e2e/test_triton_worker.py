@@ -27,6 +27,7 @@ ONCE, REPLAN = pagecast.PLAN_ONCE.value, pagecast.REPLAN.value
 PLANS = pytest.mark.parametrize("plan", [ONCE, REPLAN], ids=["plan_once", "replan"])
 MAX_TOKENS = 6
 MARGIN = 1e-3
+FLOAT32 = ("--activations", "float32", "--kv-dtype", "float32")
 TRITON = ("--device", "cpu", "--kernels", "triton", "--kv-blocks", "64")
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 2**63 + 5}
 TWO_BLOCKS = list(range(40, 57))
@@ -45,10 +46,10 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     links["reference"].symlink_to(plain)
     links["q8-triton"].symlink_to(quantised)
     models = {
-        plain: ("--kernels", "native"),
+        plain: ("--kernels", "native", *FLOAT32),
         links["reference"]: ("--kernels", "reference"),
         links["triton"]: (*TRITON, "--max-step-tokens", "24", "--max-step-rows", "4"),
-        quantised: ("--kernels", "native"),
+        quantised: ("--kernels", "native", *FLOAT32),
         links["q8-triton"]: (*TRITON, "--weights", "file", "--max-step-tokens", "24", "--max-step-rows", "4"),
     }
     with running_rig(folder, models) as rig:

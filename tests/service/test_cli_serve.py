@@ -30,7 +30,7 @@ def test_serve_passes_flags_on_and_exits_with_the_gateways_code(served: list[Ser
     flags = ["--model", "m.gguf", "--workers", "2", "--listen", "127.0.0.1:0", "--kernels", "triton"]
     flags += ["--decode-plan", "replan", "--kv-blocks", "64", "--max-step-tokens", "128", "--threads", "1"]
     flags += ["--max-replan-sessions", "5", "--device", "CUDA", "--weights", "bfloat16"]
-    flags += ["--kv-dtype", "float8_e4m3fn"]
+    flags += ["--kv-dtype", "float8_e4m3fn", "--activations", "FLOAT32"]
     flags += [
         "--log-level",
         "DEBUG",
@@ -49,6 +49,7 @@ def test_serve_passes_flags_on_and_exits_with_the_gateways_code(served: list[Ser
         "device": "cuda",
         "kernels": "triton",
         "weights": "bfloat16",
+        "activations": "float32",
         "kv_dtype": "float8_e4m3fn",
         "decode_plan": "replan",
         "kv_blocks": 64,
@@ -83,7 +84,8 @@ def test_serve_takes_the_environment_and_a_flag_wins(served: list[ServeSettings]
         (["--start-timeout", "nan"], {}, "--start-timeout (PAGECAST_START_TIMEOUT)"),
         ([], {"PAGECAST_START_TIMEOUT": "0"}, "--start-timeout (PAGECAST_START_TIMEOUT)"),
         ([], {"PAGECAST_DEVICE": "tpu"}, "--device (PAGECAST_DEVICE)"),
-        ([], {"PAGECAST_KV_DTYPE": "int8"}, "--kv-dtype (PAGECAST_KV_DTYPE)"),
+        ([], {"PAGECAST_KV_DTYPE": "int4"}, "--kv-dtype (PAGECAST_KV_DTYPE)"),
+        ([], {"PAGECAST_ACTIVATIONS": "int4"}, "--activations (PAGECAST_ACTIVATIONS)"),
         ([], {"PAGECAST_DECODE_PLAN": "twice"}, "--decode-plan (PAGECAST_DECODE_PLAN)"),
     ],
 )
@@ -101,8 +103,9 @@ def test_serve_names_a_wrong_setting_in_one_line(
 def test_every_option_of_serve_has_its_variable_and_shows_its_default(served: list[ServeSettings]) -> None:
     values = {
         "model": "x", "workers": "3", "listen": "h:9", "worker_addresses": "h:9", "kernels": "triton",
-        "device": "cpu", "weights": "file", "kv_dtype": "float16",
+        "device": "cpu", "weights": "file", "kv_dtype": "float16", "activations": "int8",
         "decode_plan": "replan", "kv_blocks": "7", "max_step_tokens": "7", "threads": "7",
+        "pin_threads": "true", "numa": "1",
         "max_replan_sessions": "7",
         "start_timeout_s": "7", "worker_timeout_s": "7", "step_timeout_s": "7", "drain_timeout_s": "7",
         "log_level": "error",
@@ -115,7 +118,7 @@ def test_every_option_of_serve_has_its_variable_and_shows_its_default(served: li
         assert run("serve", **{variable: value}).exit_code == 3
         default = ServeSettings.model_fields[name].default
         assert getattr(served[-1], name) != default
-        assert default in (None, ()) or f"[default: {default}]" in help_text
+        assert default in (None, (), False) or f"[default: {default}]" in help_text
 
 
 def test_a_misspelt_variable_is_told_and_the_clients_own_are_not(served: list[ServeSettings]) -> None:

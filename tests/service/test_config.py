@@ -58,7 +58,7 @@ def test_environment_without_prefix_is_not_read(monkeypatch: pytest.MonkeyPatch)
         ("listen", "7070"), ("listen", ":7070"), ("listen", "a:70000"), ("listen", "a b:1"),
         ("listen", "unix:/x"), ("worker_addresses", ("a",)), ("worker_addresses", ("a:0",)),
         ("worker_addresses", ("a:1", "a:1")), ("worker_addresses", ("unix:",)), ("kernels", "cuda"),
-        ("device", "triton"), ("weights", "q8_0"), ("kv_dtype", "file"),
+        ("device", "triton"), ("weights", "q8_0"), ("kv_dtype", "file"), ("activations", "int4"),
         ("decode_plan", "twice"), ("kv_blocks", 0), ("kv_blocks", 2**24 + 1),
         ("max_step_tokens", 0), ("max_step_tokens", 65_537), ("threads", 0), ("threads", 257),
         ("max_replan_sessions", -1), ("max_replan_sessions", 2**20 + 1), ("max_replan_sessions", "few"),
@@ -121,7 +121,7 @@ def test_a_spawned_workers_environment_has_no_flags_in_it(monkeypatch: pytest.Mo
     assert not [name for name in environment if name.upper().startswith("PAGECAST_WORKER_")]
 
 
-@pytest.mark.parametrize("name", ["device", "kernels", "weights", "kv_dtype"])
+@pytest.mark.parametrize("name", ["device", "kernels", "weights", "activations", "kv_dtype"])
 def test_the_workers_choices_are_the_gateways(name: str) -> None:
     (mine, workers) = (get_type_hints(each)[name] for each in (ServeSettings, WorkerConfig))
     assert get_args(mine) == get_args(workers)

@@ -145,7 +145,7 @@ def alone(ids: tuple[int, ...], max_tokens: int, *, ends: bool = False) -> list[
 
 def state_of(ahead: Ahead, name: str) -> tuple[object, ...]:
     session = ahead.session(name)
-    counters = session.plan_counters
+    counters = session.all_counters
     return (
         *(session.token_ids, session.class_borders, session.num_computed, session.num_settled),
         *(session.num_due, len(session.block_table), session.revision, session.generation),

@@ -44,10 +44,9 @@ class Turns:
         held = [block for session in self._sessions.values() for block in session.block_table]
         assert len(set(held)) == len(held)
         assert len(held) + pool.num_free == pool.num_blocks
-        rows = [row for row in batch.rows if row.wants_logits]
-        self.scheduler.commit(
-            batch, [hash(tuple(self._sessions[row.session_id].token_ids)) % 1000 for row in rows]
-        )
+        for row in batch.rows:
+            log = tuple(self._sessions[row.session_id].token_ids)
+            self.scheduler.commit(row, hash(log) % 1000 if row.wants_logits else None)
         for name, session in self._sessions.items():
             is_drawn = session.num_generated == self._max_tokens[name] > 0
             if session.generation and (is_drawn or self.scheduler.is_appended(session)):

@@ -112,10 +112,15 @@ class Machine(World):
 
     def _run(self, batch: Batch) -> None:
         tokens = self._model.run(batch, {name: client.alone for name, client in self._clients.items()})
+        of_row = iter(tokens)
         drawn: list[int | None] = []
         failed = []
-        for row, token in zip((row for row in batch.rows if row.wants_logits), tokens, strict=True):
+        for row in batch.rows:
             client = self._clients[row.session_id]
+            if not row.wants_logits:
+                drawn.append(None)
+                continue
+            token = next(of_row)
             if self._rng.random() < self._nan_rate:
                 self._model.spoil(row)
                 failed.append((client, client.session.num_computed))
@@ -123,7 +128,9 @@ class Machine(World):
             else:
                 client.alone.draw()
                 drawn.append(token)
-        self._scheduler.commit(batch, drawn)
+        require(next(of_row, None) is None, "more tokens than rows that want one")
+        for row, committed in zip(batch.rows, drawn, strict=True):
+            self._scheduler.commit(row, committed)
         self.counts["rows"] += len(batch.rows)
         self.counts["mixed steps"] += len({row.token_class for row in batch.rows}) > 1
         for client, num_computed in failed:

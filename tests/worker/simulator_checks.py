@@ -83,7 +83,10 @@ class StepCheck:
             has_injected: Whether an allocation was made to fail meanwhile, so that turns may be missing.
         """
         names = [row.session_id for row in batch.rows]
-        require(batch.num_tokens <= self._limits[0], "more tokens than a step may have")
+        require(
+            sum(len(row.token_ids) for row in batch.rows) <= self._limits[0],
+            "more tokens than a step may have",
+        )
         require(len(names) <= self._limits[1], "more rows than a step may have")
         require(names == [name for name in self._turns if name in names], "rows are out of order")
         self._check_rows(batch)

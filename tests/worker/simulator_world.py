@@ -186,7 +186,6 @@ class World:
             session,
             token_ids=list(session.token_ids),
             class_borders=list(session.class_borders),
-            block_table=list(session.block_table),
         )
         try:
             self._scheduler.submit(session, turn)
@@ -221,7 +220,7 @@ class World:
     def _change_priority(self) -> None:
         client = self._pick(running=True)
         if client is not None and client.session.generation is not None:
-            client.session.generation.priority = self._rng.choice(self._priorities)
+            self._scheduler.prioritise(client.session.generation, self._rng.choice(self._priorities))
 
     def _lend(self) -> None:
         client = self._pick()
@@ -249,14 +248,14 @@ class World:
         child.session.token_ids = list(alone.ids)
         borders = parent.session.class_borders
         child.session.class_borders = [border for border in borders if border < len(alone.ids)]
-        child.session.block_table = list(blocks)
+        child.session.block_table = blocks
         child.session.num_computed = child.session.num_due = alone.due
         self.counts["forks"] += 1
 
     def _committed_blocks(self, client: Client) -> tuple[int, ...]:
         """Some of the full blocks of what is committed, from the first on."""
         full = min(client.session.num_computed, client.alone.committed) // self._size
-        return tuple(client.session.block_table[: self._rng.choice((full, self._rng.randint(0, full)))])
+        return client.session.block_table[: self._rng.choice((full, self._rng.randint(0, full)))]
 
     def _stored(self, blocks: tuple[int, ...]) -> tuple[list[int], ...]:
         return tuple(self._model.block(block) for block in blocks)

@@ -12,7 +12,7 @@ def test_a_turn_tells_its_start_its_tokens_and_its_end(harness: Harness) -> None
     started, *tokens, finished = harness.collect()["g-a"]
     assert isinstance(started, Started)
     assert started.usage.input_tokens == 40
-    assert [token.index for token in tokens if isinstance(token, TokenDrawn)] == [0, 1, 2, 3, 4]
+    assert [token.number for token in tokens if isinstance(token, TokenDrawn)] == [0, 1, 2, 3, 4]
     assert isinstance(finished, Finished)
     assert (finished.reason, finished.revision) == (FinishReason.MAX_TOKENS, 1)
     assert (finished.plan_counters.builds, finished.plan_counters.reuses) == (1, 5)

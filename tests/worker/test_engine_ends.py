@@ -39,13 +39,13 @@ def test_s04_a_second_turn_is_refused_and_has_no_effect(harness: Harness) -> Non
 def test_s07_the_id_of_a_running_generation_is_refused_on_any_session(harness: Harness) -> None:
     for name in ("a", "b"):
         harness.open(name)
-    harness.submit("a", (1, 2), max_tokens=100)
+    harness.submit("a", (1, 2), max_tokens=400)
     for name in ("a", "b"):
         with pytest.raises(Refused, match="FIELD_INVALID") as caught:
             harness.submit(name, (3,), generation_id="g-a")
         assert caught.value.field == "generation_id"
     assert harness.view("b").num_tokens == 0
-    assert len(token_ids(harness.collect()["g-a"])) == 100
+    assert len(token_ids(harness.collect()["g-a"])) == 400
 
 
 def test_closing_ends_a_running_turn_and_frees_all(harness: Harness) -> None:

@@ -22,9 +22,13 @@ def talk(harness: Harness) -> dict[str, list[list[int]]]:
     for number in range(SESSIONS):
         harness.open(f"s{number}")
     for turn in range(TURNS):
+        futures = []
         for number in range(SESSIONS):
-            ids = tuple((7 * number + 31 * turn + place) % 250 for place in range(INPUT))
-            harness.submit(f"s{number}", ids, max_tokens=OUTPUT)
+            name, ids = f"s{number}", tuple((7 * number + 31 * turn + place) % 250 for place in range(INPUT))
+            base = harness.engine.turn_base(name)
+            futures.append(harness.engine.post(harness.submit_command(name, ids, base, max_tokens=OUTPUT)))
+        for future in futures:
+            future.result(timeout=30)
         for name, events in harness.collect(turns=SESSIONS).items():
             said.setdefault(name, []).append(token_ids(events))
     return said

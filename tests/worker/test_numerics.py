@@ -9,7 +9,7 @@ import torch
 from tests.tiny_model import write_tiny_gguf
 from worker.kernel_choice import Kernels, SettingRefused
 from worker.model.weights.gguf import GgufFile, read_gguf
-from worker.numerics import choose_kv_dtype, choose_weights, fingerprint
+from worker.numerics import choose_activations, choose_kv_dtype, choose_weights, fingerprint
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 NATIVE = Kernels("native", "avx2", ("cpu", "fma", "native-1"))
@@ -21,9 +21,10 @@ COMPILED = Kernels("triton", "sm_90", ("sm_90", "triton-3.7.1", "kernels-1"))
 @pytest.mark.parametrize(
     ("wanted", "kernels", "device", "weights"),
     [
-        ("auto", NATIVE, CPU, "float32"), ("auto", REFERENCE, CPU, "float32"),
+        ("auto", NATIVE, CPU, "file"), ("auto", REFERENCE, CPU, "float32"),
         ("auto", INTERPRETED, CPU, "float32"), ("auto", COMPILED, GPU, "file"),
         ("float32", NATIVE, CPU, "float32"), ("file", INTERPRETED, CPU, "file"),
+        ("bfloat16", NATIVE, CPU, "bfloat16"), ("float16", NATIVE, CPU, "float16"),
         ("float16", INTERPRETED, CPU, "float16"), ("bfloat16", COMPILED, GPU, "bfloat16"),
     ],
 )  # fmt: skip
@@ -34,7 +35,10 @@ def test_weights(wanted: str, kernels: Kernels, device: torch.device, weights: s
 @pytest.mark.parametrize(
     ("wanted", "kernels", "device", "kinds", "dtype"),
     [
-        ("auto", NATIVE, CPU, ("float32",), torch.float32),
+        ("auto", NATIVE, CPU, ("bfloat16",), torch.float16),
+        ("auto", REFERENCE, CPU, ("float32",), torch.float32),
+        ("int8", NATIVE, CPU, (), torch.int8),
+        ("bfloat16", NATIVE, CPU, (), torch.bfloat16),
         ("auto", INTERPRETED, CPU, ("float16",), torch.float32),
         ("auto", COMPILED, GPU, ("q4_0", "q8_0"), torch.bfloat16),
         ("auto", COMPILED, GPU, ("float16", "q8_0"), torch.float16),
@@ -51,12 +55,40 @@ def test_keys_and_values(
 
 
 @pytest.mark.parametrize(
+    ("wanted", "kernels", "kinds", "activations"),
+    [
+        ("auto", NATIVE, ("bfloat16", "q4_1"), "int8"), ("auto", NATIVE, ("q6_k",), "int8"),
+        ("auto", NATIVE, ("bfloat16", "float32"), "float32"), ("int8", NATIVE, ("q8_0",), "int8"),
+        ("float32", NATIVE, ("q8_0",), "float32"), ("float32", COMPILED, ("q8_0",), "float32"),
+        ("auto", COMPILED, ("q8_0",), "float32"), ("auto", REFERENCE, ("float32",), "float32"),
+    ],
+)  # fmt: skip
+def test_activations(wanted: str, kernels: Kernels, kinds: tuple[str, ...], activations: str) -> None:
+    assert choose_activations(wanted, kernels, kinds) == activations  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("flag", "wanted", "kernels", "told"),
     [
-        ("weights", "file", NATIVE, "--weights file needs --kernels triton, native takes float32 only"),
+        ("weights", "file", REFERENCE, "--weights file: --kernels reference computes in float32 only"),
         ("weights", "bfloat16", INTERPRETED, "--weights bfloat16 needs --device cuda"),
-        ("kv", "float8_e4m3fn", NATIVE, "--kv-dtype float8_e4m3fn needs --kernels triton, native takes"),
-        ("kv", "float16", REFERENCE, "--kv-dtype float16 needs --kernels triton, reference takes"),
+        (
+            "activations",
+            "int8",
+            REFERENCE,
+            "--activations int8: --kernels reference computes in float32 only",
+        ),
+        ("activations", "int8", INTERPRETED, "--activations int8 needs --kernels native, triton has no such"),
+        ("activations", "int8", COMPILED, "--activations int8 needs --kernels native, triton has no such"),
+        (
+            "activations",
+            "int8",
+            NATIVE,
+            "--activations int8 needs quantised weights, they are float16 and float",
+        ),
+        ("kv", "float8_e4m3fn", NATIVE, "--kv-dtype float8_e4m3fn needs --kernels triton; native has int8"),
+        ("kv", "float16", REFERENCE, "--kv-dtype float16: --kernels reference computes in float32 only"),
+        ("kv", "int8", INTERPRETED, "--kv-dtype int8 needs --kernels native; triton has float8_e4m3fn"),
         ("kv", "bfloat16", INTERPRETED, "--kv-dtype bfloat16 needs --device cuda"),
     ],
 )
@@ -64,6 +96,8 @@ def test_what_cannot_be_had_names_its_flag(flag: str, wanted: str, kernels: Kern
     def choose() -> object:
         if flag == "weights":
             return choose_weights(wanted, kernels, CPU)  # type: ignore[arg-type]
+        if flag == "activations":
+            return choose_activations(wanted, kernels, ("float32", "float16"))  # type: ignore[arg-type]
         return choose_kv_dtype(wanted, kernels, CPU, ())  # type: ignore[arg-type]
 
     with pytest.raises(SettingRefused, match=f"^{told}"):
@@ -100,3 +134,14 @@ def test_native_and_reference_say_what_they_said(tmp_path: Path) -> None:
     assert fingerprint(NATIVE, plain, torch.float32, CPU).endswith(tail)
     assert "torch" not in fingerprint(NATIVE, plain, torch.float32, CPU)
     assert fingerprint(REFERENCE, plain, torch.float32, CPU).endswith(f"/torch-{torch.__version__}/{tail}")
+
+
+def test_native_says_what_it_keeps_and_multiplies(tmp_path: Path) -> None:
+    path = write_tiny_gguf(
+        tmp_path / "mixed.gguf", formats={"output.weight": "F16", "token_embd.weight": "Q5_1"}
+    )
+    file = read_gguf(path, weights="file", multiplier="panels")
+    said = fingerprint(NATIVE, file, torch.int8, CPU, "int8")
+    assert said.startswith("cpu/fma/native-1/")
+    assert said.endswith(f"/weights-float16+float32+q5_1/activations-int8/kv-int8/{file.fingerprint}")
+    assert said != fingerprint(NATIVE, file, torch.int8, CPU) != fingerprint(NATIVE, file, torch.float16, CPU)

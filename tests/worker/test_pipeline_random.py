@@ -223,7 +223,7 @@ def test_it_holds_for_many_more_seeds() -> None:
 def _commit_early(pipeline: Pipeline, flight: Any, newer: Any = None) -> bool:
     """As `_read`, with the sessions of the newer turn advanced before the older is committed."""
     if newer is not None:
-        rows = [entry.row for entry in newer.entries if entry.turn.is_running]
+        rows = [row for row, turn in newer.entries if turn.is_running]
         pipeline._scheduler.advance(Batch(tuple(rows)))
     return _real_read(pipeline, flight, newer)
 

@@ -72,8 +72,8 @@ def test_a_pool_too_large_says_what_it_takes_and_what_to_do(tmp_path: Path) -> N
     path = write_tiny_gguf(tmp_path / "wide.gguf", num_heads=64, num_kv_heads=64, head_size=64)
     status, text = run("--model", str(path), "--listen", listen(tmp_path), "--kv-blocks", str(2**24))
     assert status == 7
-    # 2 layers of keys and values, 16 tokens a block, 64 heads of 64, 4 bytes each.
-    assert f"takes {2**24 * 2 * 2 * 16 * 64 * 64 * 4} bytes" in failure(text)["error"]
+    # 2 layers of keys and values, 16 tokens a block, 64 heads of 64, 2 bytes each.
+    assert f"takes {2**24 * 2 * 2 * 16 * 64 * 64 * 2} bytes" in failure(text)["error"]
     assert "lower --kv-blocks" in failure(text)["error"]
 
 
@@ -147,7 +147,10 @@ def test_wrong_flags_are_usage_text_for_a_person_and_an_event_for_a_gateway(tmp_
     ("flags", "told"),
     [
         (["--device", "cuda"], "--device cuda: torch"),
-        (["--device", "cpu", "--weights", "file"], "--weights file needs --kernels triton"),
+        (
+            ["--device", "cpu", "--kv-dtype", "float8_e4m3fn"],
+            "--kv-dtype float8_e4m3fn needs --kernels triton",
+        ),
         (["--device", "cpu", "--kernels", "triton", "--kv-dtype", "bfloat16"], "--kv-dtype bfloat16 needs"),
         (
             ["--device", "cpu", "--max-step-rows", "65"],

@@ -70,7 +70,8 @@ def test_native_kernels_run_where_they_can(wanted: str, tiny: Path, tmp_path: Pa
     (ready,), fingerprint = started(command(tiny, tmp_path, *flags), tmp_path)
     kernel_set = pagecast_native.default_kernel_set()
     assert (ready["kernels"], ready["kernel_set"], ready["threads"]) == ("native", kernel_set, 2)
-    assert (ready["device"], ready["weights"], ready["kv_dtype"]) == ("cpu", "float32", "float32")
+    assert (ready["device"], ready["weights"], ready["kv_dtype"]) == ("cpu", "float32", "float16")
+    assert (ready["activations"], ready["kv_bytes"]) == ("float32", 1024 * 2 * 2 * 2 * 16 * 16 * 2)
     assert (ready["num_kv_blocks"], ready["max_step_tokens"], ready["max_step_rows"]) == (1024, 64, 32)
     rounding = "fma" if pagecast_native.is_fused(kernel_set) else "nofma"
     numerics = (

@@ -6,8 +6,8 @@ from pagecast.worker.v1 import worker_pb2
 from worker.reports import ReportRing
 
 
-def _events(name: str) -> list[worker_pb2.GenerationEvent]:
-    return [worker_pb2.GenerationEvent(generation_id=name)]
+def _report(name: str) -> worker_pb2.StreamStepsResponse:
+    return worker_pb2.StreamStepsResponse(events=[worker_pb2.GenerationEvent(generation_id=name)])
 
 
 async def _read(ring: ReportRing, after: int, count: int) -> list[int]:
@@ -23,7 +23,7 @@ async def test_every_reader_gets_every_report_in_order() -> None:
     ring = ReportRing()
     readers = [asyncio.create_task(_read(ring, 0, 5)) for _ in range(3)]
     for number in range(5):
-        ring.append(_events(str(number)))
+        ring.append(_report(str(number)))
         await asyncio.sleep(0)
     assert await asyncio.gather(*readers) == [[1, 2, 3, 4, 5]] * 3
 
@@ -31,14 +31,14 @@ async def test_every_reader_gets_every_report_in_order() -> None:
 async def test_a_reader_comes_back_where_it_was() -> None:
     ring = ReportRing(max_kept=4)
     for number in range(6):
-        ring.append(_events(str(number)))
+        ring.append(_report(str(number)))
     assert await _read(ring, 2, 4) == [3, 4, 5, 6]
 
 
 async def test_a_new_reader_starts_at_the_oldest_report_kept() -> None:
     ring = ReportRing(max_kept=4)
     for number in range(6):
-        ring.append(_events(str(number)))
+        ring.append(_report(str(number)))
     assert await _read(ring, 0, 4) == [3, 4, 5, 6]
 
 
@@ -46,16 +46,16 @@ async def test_a_new_reader_starts_at_the_oldest_report_kept() -> None:
 async def test_a_reader_that_missed_reports_is_told(after: int) -> None:
     ring = ReportRing(max_kept=4)
     for number in range(6):
-        ring.append(_events(str(number)))
+        ring.append(_report(str(number)))
     with pytest.raises(LookupError, match="kept: 3 to 6"):
         await _read(ring, after, 1)
 
 
 async def test_closing_ends_readers_after_the_last_report() -> None:
     ring = ReportRing()
-    ring.append(_events("a"))
+    ring.append(_report("a"))
     reader = asyncio.create_task(_read(ring, 0, 99))
     await asyncio.sleep(0)
-    ring.append(_events("b"))
+    ring.append(_report("b"))
     ring.close()
     assert await reader == [1, 2]

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def test_logits_only_of_rows_that_want_them_in_batch_order(make_arm):
     assert everything.shape[0] == 3
     turned = run(runner, *reversed(rows))
     assert torch.equal(bits(turned.logits), bits(everything.flip(0)))
-    some = run(make_arm(), rows[2], replace(rows[1], wants_logits=False), rows[0])
+    some = run(make_arm(), rows[2], rows[1]._replace(wants_logits=False), rows[0])
     assert torch.equal(bits(some.logits), bits(everything[[2, 0]]))
     assert [result.batch_size for result in some.results] == [3, 3, 3]
     none = run(make_arm(), row(count=20, wants_logits=False))
@@ -172,7 +171,7 @@ def test_a_wrong_row_is_refused_and_changes_nothing(make_runner, tiny_llama, wro
     kv = make_kv(tiny_llama)
     runner = make_runner(kv=kv)
     with pytest.raises(ValueError, match=message):
-        run(runner, row(), replace(row("b"), **wrong))
+        run(runner, row(), row("b")._replace(**wrong))
     assert not kv.data.any()
     assert (runner.builds, runner.reuses, runner.replans) == (0, 0, 0)
 

@@ -1,7 +1,6 @@
 """What a device's runner refuses, what fails, and slots that change hands: no later step is wrong."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,7 +37,7 @@ def test_a_refused_step_changes_nothing(monkeypatch, tiny_llama, sessions, rows,
     unread = launch(runner, sessions[:2])
     slots = runner._device._shared[1].slots
     before = (slots.tables.copy(), dict(slots._slots), device.num_waiting, runner.builds)
-    rows = tuple(replace(row, plan=plan) for row in rows)
+    rows = tuple(row._replace(plan=plan) for row in rows)
     draws = [sessions[0].draw() for row in rows if row.wants_logits]
     with pytest.raises(ValueError, match=message) as caught:
         runner.launch(Batch(rows), draws)

@@ -142,13 +142,29 @@ def test_a_row_that_failed_stays_where_it_was() -> None:
     turns = Turns(scheduler)
     for session in (bad, good):
         turns.submit(session, (1, 2, 3))
-    batch = scheduler.schedule()
-    with pytest.raises(ValueError, match="1 tokens for 2 rows"):
-        scheduler.commit(batch, [7])
-    assert (good.num_computed, bad.num_computed) == (0, 0)
-    scheduler.commit(batch, [None, 7])
+    for row, token_id in zip(scheduler.schedule().rows, (None, 7), strict=True):
+        scheduler.commit(row, token_id)
     assert (bad.num_computed, bad.num_tokens) == (0, 3)
     assert (good.num_computed, good.token_ids) == (3, [1, 2, 3, 7])
+
+
+def test_rows_share_a_table_until_it_changes() -> None:
+    turns = Turns(scheduler := small_scheduler())
+    session = scheduler.open("s")
+    turns.submit(session, (1,), max_tokens=2 * BLOCK)
+    tables = [turns.step().rows[0].block_table for _ in range(2 * BLOCK)]
+    assert [len(table) for table in tables] == [1] * BLOCK + [2] * BLOCK
+    assert len({id(table) for table in tables}) == 2
+
+
+def test_a_token_that_no_row_wanted_is_refused() -> None:
+    turns = Turns(scheduler := small_scheduler())
+    session = scheduler.open("s")
+    turns.submit(session, (1, 2, 3), max_tokens=0)
+    (row,) = scheduler.schedule().rows
+    with pytest.raises(ValueError, match="token_id 7 for a row of s that wants no logits"):
+        scheduler.commit(row, 7)
+    assert (session.num_computed, session.token_ids) == (0, [1, 2, 3])
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,8 @@ def test_higher_priority_comes_first_and_takes_blocks_of_lower() -> None:
     urgent = turns.submit(high, tuple(range(7)), max_tokens=3, priority=1)
     assert scheduler.first_turn() is high
     assert [row.session_id for row in turns.step().rows] == ["high"]
-    assert low.block_table == []
-    urgent.priority = -1
+    assert low.block_table == ()
+    scheduler.prioritise(urgent, -1)
     assert scheduler.first_turn() is low
     assert [row.session_id for row in turns.step().rows] == ["low"]
     while scheduler.has_work:
@@ -152,7 +152,7 @@ def test_only_what_nobody_else_holds_is_reclaimed() -> None:
     turns.submit(wanting, tuple(range(3 * BLOCK)), max_tokens=1)
     assert scheduler.schedule().rows == ()
     assert scheduler.first_turn() is wanting
-    assert (idle.num_computed, wanting.block_table, scheduler.pool.num_free) == (2 * BLOCK, [], 2)
+    assert (idle.num_computed, wanting.block_table, scheduler.pool.num_free) == (2 * BLOCK, (), 2)
     assert scheduler.pool.release(shared) == ()
     turns.run(wanting)
     assert (idle.num_computed, wanting.revision) == (0, 1)
@@ -164,12 +164,12 @@ def test_blocks_that_victims_share_among_themselves_are_reclaimed() -> None:
     turns.submit(one, tuple(range(3 * BLOCK)), max_tokens=0)
     turns.run(one)
     scheduler.pool.share(one.block_table)
-    two.token_ids, two.block_table = list(one.token_ids), list(one.block_table)
+    two.token_ids, two.block_table = list(one.token_ids), one.block_table
     two.num_computed = two.num_due = one.num_computed
     turns.submit(wanting, tuple(range(2 * BLOCK)), max_tokens=1)
     (row,) = scheduler.schedule().rows
     assert len(row.block_table) == 2
-    assert (one.block_table, two.block_table, scheduler.pool.num_free) == ([], [], 2)
+    assert (one.block_table, two.block_table, scheduler.pool.num_free) == ((), (), 2)
 
 
 def test_a_failed_turn_gives_up_the_kv_of_its_session_alone() -> None:
@@ -210,5 +210,5 @@ def test_an_allocation_that_fails_leaves_one_turn_out_of_one_step(monkeypatch: p
 
     monkeypatch.setattr(scheduler.pool, "allocate", fail_once)
     assert [row.session_id for row in turns.step().rows] == ["second"]
-    assert (first.block_table, first.num_computed) == ([], 0)
+    assert (first.block_table, first.num_computed) == ((), 0)
     assert [row.session_id for row in turns.step().rows] == ["first"]

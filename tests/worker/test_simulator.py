@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from tests.worker import simulator
 from tests.worker.simulator import simulate
 from tests.worker.simulator_model import Violation
 from tests.worker.simulator_world import Kinds
-from worker.batch import Batch
+from worker.batch import Batch, Row
 from worker.kv.block_pool import BlockPool
 from worker.scheduler import PagedSessionScheduler
 from worker.session import Generation, Session
@@ -60,9 +60,9 @@ def test_a_seed_replays_exactly() -> None:
         seen: list[Batch] = []
 
         class Recorded(PagedSessionScheduler):
-            def commit(self, batch: Batch, drawn: Sequence[int | None]) -> None:
-                seen.append(batch)
-                super().commit(batch, drawn)
+            def schedule(self) -> Batch:
+                seen.append(batch := super().schedule())
+                return batch
 
         simulate(seed, kinds=Kinds(scheduler=Recorded))
         return seen
@@ -120,15 +120,15 @@ class VictimsKeepTheirNumber(PagedSessionScheduler):
 
 
 class CommitCountsOneTooMany(PagedSessionScheduler):
-    def commit(self, batch: Batch, drawn: Sequence[int | None]) -> None:
-        super().commit(batch, drawn)
-        for row in batch.rows[1:]:
+    def commit(self, row: Row, token_id: int | None) -> None:
+        super().commit(row, token_id)
+        if row.position:
             self._sessions[row.session_id].num_computed += 1
 
 
 class CommitMovesFailedRows(PagedSessionScheduler):
-    def commit(self, batch: Batch, drawn: Sequence[int | None]) -> None:
-        super().commit(batch, [0 if token is None else token for token in drawn])
+    def commit(self, row: Row, token_id: int | None) -> None:
+        super().commit(row, 0 if token_id is None and row.wants_logits else token_id)
 
 
 class RollBackLeavesAToken(PagedSessionScheduler):

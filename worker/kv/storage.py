@@ -19,9 +19,11 @@ KV_DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
     "float8_e4m3fn": torch.float8_e4m3fn,
 }
 """What a storage may hold, by name."""
+_SCALE_BYTES = 4
 
 
 class KvStorage:
@@ -30,7 +32,8 @@ class KvStorage:
     Block-major, so that a block is one contiguous piece that can be copied out and back whole. Within a
     block each head is dense. Values lie as [block_size, head_size]. Keys lie as these do where kernels load a
     token's elements at once (Triton's), or across, [head_size, block_size], where a vector is to hold as many
-    tokens in the dot products (the native kernels').
+    tokens in the dot products (the native kernels'). Behind a head's int8 elements lie their scales, one for
+    each token, within the same piece.
 
     Args:
         num_blocks: Blocks.
@@ -38,7 +41,7 @@ class KvStorage:
         block_size: Tokens per block.
         num_kv_heads: Of the model.
         head_size: Of the model.
-        dtype: One of `KV_DTYPES`.
+        dtype: One of `KV_DTYPES`; int8 in host memory only.
         keys_across: Whether keys lie as [head_size, block_size].
         device: Where it is.
         key_scales: [num_layers, num_kv_heads] float32, over 0 and finite, for float8_e4m3fn only: what is
@@ -46,10 +49,12 @@ class KvStorage:
         value_scales: As `key_scales`.
 
     Attributes:
-        data: [num_blocks, num_layers, 2, num_kv_heads, block_size * head_size]; keys first.
+        data: [num_blocks, num_layers, 2, num_kv_heads, block_size * head_size]; keys first. Of int8 a head
+            has 4 * block_size more, the bytes of its scales.
         keys: Per layer a view [num_blocks, block_size, num_kv_heads, head_size] of `data`.
         values: As `keys`, of strides of their own.
-        key_scales: [num_layers, num_kv_heads] float32 on the device; None unless float8_e4m3fn is stored.
+        key_scales: By layer what stored keys are multiplied with, float32: of float8_e4m3fn [num_kv_heads]
+            each, on the device; of int8 [num_blocks, block_size, num_kv_heads], views of `data`; else None.
         value_scales: As `key_scales`.
         allocation_id: Names this allocation; never used again in this process.
 
@@ -83,6 +88,13 @@ class KvStorage:
                 raise ValueError(f"{name}={size} is below 1")
         if dtype not in KV_DTYPES.values():
             raise ValueError(f"dtype={dtype} is none of {', '.join(KV_DTYPES)}")
+        if dtype == torch.int8 and device.type != "cpu":
+            raise ValueError(f"dtype=torch.int8 is for host memory, not for {device}")
+        if dtype == torch.int8 and block_size * head_size % _SCALE_BYTES:
+            raise ValueError(
+                f"head_size={head_size}: {block_size} tokens of it must be a multiple of {_SCALE_BYTES} int8"
+                " elements, for the scales behind them"
+            )
         self.num_blocks = num_blocks
         self.num_layers = num_layers
         self.block_size = block_size
@@ -91,22 +103,28 @@ class KvStorage:
         self.dtype = dtype
         self.keys_across = keys_across
         self.device = device
-        self.key_scales = self._scales("key_scales", key_scales)
-        self.value_scales = self._scales("value_scales", value_scales)
+        self.key_scales: Sequence[Tensor] | None = self._scales("key_scales", key_scales)
+        self.value_scales: Sequence[Tensor] | None = self._scales("value_scales", value_scales)
         self.allocation_id = next(_allocation_ids)
-        shape = num_blocks, num_layers, 2, num_kv_heads, block_size * head_size
+        num_elements = block_size * head_size
+        shape = num_blocks, num_layers, 2, num_kv_heads, num_elements + _scale_bytes(block_size, dtype)
         if device.type == "cpu":
             self.data: Tensor = zeros_on_huge_pages(*shape, dtype=dtype)
         else:
             self.data = torch.zeros(*shape, dtype=dtype, device=device)
         lead = num_blocks, num_layers, num_kv_heads
+        elements = self.data[..., :num_elements]
         if keys_across:
-            keys = self.data[:, :, 0].view(*lead, head_size, block_size).permute(0, 1, 4, 2, 3)
+            keys = elements[:, :, 0].view(*lead, head_size, block_size).permute(0, 1, 4, 2, 3)
         else:
-            keys = self.data[:, :, 0].view(*lead, block_size, head_size).permute(0, 1, 3, 2, 4)
-        values = self.data[:, :, 1].view(*lead, block_size, head_size).permute(0, 1, 3, 2, 4)
+            keys = elements[:, :, 0].view(*lead, block_size, head_size).permute(0, 1, 3, 2, 4)
+        values = elements[:, :, 1].view(*lead, block_size, head_size).permute(0, 1, 3, 2, 4)
         self.keys: tuple[Tensor, ...] = keys.unbind(1)
         self.values: tuple[Tensor, ...] = values.unbind(1)
+        if dtype == torch.int8:
+            scales = self.data.view(torch.float32)[..., num_elements // _SCALE_BYTES :]
+            self.key_scales = scales[:, :, 0].permute(0, 1, 3, 2).unbind(1)
+            self.value_scales = scales[:, :, 1].permute(0, 1, 3, 2).unbind(1)
         # Bits are bits: a float's copy may make another NaN of one, and float8 has no fill everywhere.
         self._bytes = self.data.view(num_blocks, -1).view(torch.uint8)
 
@@ -174,7 +192,8 @@ class KvStorage:
         dtype: torch.dtype = torch.float32,
     ) -> int:
         """Size of one block of such a storage."""
-        return num_layers * 2 * block_size * num_kv_heads * head_size * dtype.itemsize
+        head_bytes = block_size * head_size * dtype.itemsize + _scale_bytes(block_size, dtype)
+        return num_layers * 2 * num_kv_heads * head_bytes
 
     def _checked_copy(
         self, blocks: Sequence[int], host: HostBlocks, places: Sequence[int]
@@ -195,19 +214,24 @@ class KvStorage:
             pair.append(numbers)
         return list(zip(*pair, strict=True))
 
-    def _scales(self, name: str, given: Tensor | None) -> Tensor | None:
+    def _scales(self, name: str, given: Tensor | None) -> Sequence[Tensor] | None:
         shape = self.num_layers, self.num_kv_heads
         if self.dtype != torch.float8_e4m3fn:
             if given is not None:
                 raise ValueError(f"{name} is for float8_e4m3fn, the storage holds {self.dtype}")
             return None
         if given is None:
-            return torch.ones(shape, device=self.device)
+            return torch.ones(shape, device=self.device).unbind()
         if given.shape != shape or given.dtype != torch.float32:
             raise ValueError(f"{name} is {given.dtype} {list(given.shape)}, it must be float32 {list(shape)}")
         if not bool(((given > 0) & given.isfinite()).all()):
             raise ValueError(f"{name} has a scale that is not over 0 and finite")
-        return given.to(self.device)
+        return given.to(self.device).unbind()
+
+
+def _scale_bytes(block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that scales take in a head's part of a block."""
+    return block_size * _SCALE_BYTES if dtype == torch.int8 else 0
 
 
 def _checked(name: str, given: Sequence[int], size: int) -> list[int]:

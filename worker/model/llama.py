@@ -13,6 +13,7 @@ from torch import Tensor
 from worker.kernels import ops
 from worker.model.config import LlamaConfig
 from worker.model.rope import rope_tables
+from worker.model.weights.file_matrix import FileMatrix
 from worker.model.weights.quantised import QuantisedMatrix
 from worker.model.weights.store import WeightStore
 
@@ -38,7 +39,8 @@ class LlamaModel:
     Args:
         config: Sizes.
         tensors: Contiguous, by GGUF name, in the shapes of `config`: vectors float32, matrices of any float
-            dtype or quantised; without `output.weight` the embedding is also the head.
+            dtype, quantised, or, for native kernels, in their file; without `output.weight` the embedding is
+            also the head.
         device: Where the weights go.
 
     Attributes:
@@ -51,11 +53,14 @@ class LlamaModel:
     def __init__(
         self,
         config: LlamaConfig,
-        tensors: Mapping[str, Tensor | QuantisedMatrix],
+        tensors: Mapping[str, Tensor | QuantisedMatrix | FileMatrix],
         *,
         device: torch.device = CPU,
     ) -> None:
-        weights = {name: tensor.to(device) for name, tensor in tensors.items()}
+        weights = {
+            name: tensor if isinstance(tensor, FileMatrix) else tensor.to(device)
+            for name, tensor in tensors.items()
+        }
         factors = weights.pop("rope_freqs.weight", None)
         weights.setdefault("output.weight", weights["token_embd.weight"])
         cos, sin = rope_tables(

@@ -162,7 +162,11 @@ class StepBuffers:
                 or row.wants_logits is not wants_logits
                 or not 0 <= place < end <= most
                 or end > len(table) * block_size
-                or (table != self._tables[slot] and not self._write_table(table, slot))
+                or not (
+                    table is self._tables[slot]
+                    or table == self._tables[slot]
+                    or self._write_table(table, slot)
+                )
             ):
                 return False
             for token_id in row.token_ids:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker.batch import Row, TokenClass
+from worker.batch import Drawn, Row, TokenClass
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
 from worker.plan.buffers import Binding, StepBuffers
@@ -17,6 +17,7 @@ from worker.plan.lower import lower
 from worker.plan.passes import optimise
 from worker.plan.program import Capacity, Program
 from worker.plan.rows import StepLimits
+from worker.sampling import Draw
 
 
 class StalePlan(Exception):
@@ -116,6 +117,7 @@ class PagedDecodeSession:
         kv: Bound; it mutates in place.
         key: What this plan is for, of the same model and pool.
         kernels: What runs the program; `key.kernels` is their name.
+        vocab_size: Ids from here on are padding, and never drawn; None: there are none.
 
     Attributes:
         key: As given.
@@ -129,7 +131,15 @@ class PagedDecodeSession:
         ValueError: The pool's layers are not those of the model, or the kernels do not suit its sizes.
     """
 
-    def __init__(self, model: LlamaModel, kv: KvStorage, key: PlanKey, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        kv: KvStorage,
+        key: PlanKey,
+        kernels: Kernels,
+        *,
+        vocab_size: int | None = None,
+    ) -> None:
         actual = PlanKey.of(
             model,
             kv,
@@ -149,6 +159,9 @@ class PagedDecodeSession:
         self._is_copied = output.device.type != "cpu"
         self._host_output = torch.empty(output.shape) if self._is_copied else output
         self._logits = tuple(row.numpy() for row in self._host_output)
+        self._draws = kernels.token_draws(
+            self._host_output, vocab_size=model.config.vocab_size if vocab_size is None else vocab_size
+        )
         self.read_bytes = 4 * output.shape[1] if self._is_copied else 4
         self._last_rows: tuple[tuple[int, ...], tuple[npt.NDArray[np.float32], ...]] = ((), ())
         self._bound: Binding | None = None
@@ -209,3 +222,22 @@ class PagedDecodeSession:
             rows = tuple(self._logits[place] for place in bound.places)
             self._last_rows = bound.places, rows
         return rows
+
+    def prepare_draws(self, bound: Binding, draws: Sequence[Draw]) -> int:
+        """Takes what the tokens of a binding are drawn by, before it runs.
+
+        Args:
+            bound: What was bound last.
+            draws: One for each row that wants logits, in the order given to `bind`.
+
+        Returns:
+            Bytes that were written for native code.
+
+        Raises:
+            ValueError: Draws are not as many, or penalties depend on a token that is not known yet.
+        """
+        return self._draws.prepare(bound.places, draws)
+
+    def draw(self) -> list[Drawn | None]:
+        """Draws what was prepared, from the logits of the last run; one per draw, see `TokenDraws`."""
+        return self._draws.draw()

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from worker.kernels.draw_words import DRAWS, GREEDY, WANTS_LOGPROB
+from worker.kernels.draw_words import DRAWS, ENTRY_WORDS, GREEDY, WANTS_LOGPROB
 from worker.sampling import GREEDY_TEMPERATURE, Draw
 
 MAX_ENTRIES = 4096
@@ -17,6 +17,7 @@ _INT32_MAX = 2**31 - 1
 _ENTRY = np.dtype([("token_id", "<i4"), ("in_log", "<i4"), ("offset", "<f8")])
 
 Words = npt.NDArray[np.int32]
+_NO_ENTRIES: Words = np.zeros((0, ENTRY_WORDS), np.int32)
 
 
 def fits_device(draw: Draw) -> bool:
@@ -26,9 +27,19 @@ def fits_device(draw: Draw) -> bool:
     """
     if draw.sampling.logprobs:
         return False
-    most = len(draw.log) if _repeats(draw) else draw.num_generated if _counts(draw) else 0
-    most += len(draw.sampling.logit_bias) + len(draw.banned)
-    return most <= MAX_ENTRIES or len(_entries(draw)) <= MAX_ENTRIES
+    return most_entries(draw) <= MAX_ENTRIES or len(_entries(draw)) <= MAX_ENTRIES
+
+
+def most_entries(draw: Draw) -> int:
+    """No fewer than the draw's entries; 0 tells that it has none, whatever the log becomes."""
+    sampling = draw.sampling
+    if _repeats(draw):
+        most = max(len(draw.log), 1)
+    elif _counts(draw):
+        most = max(draw.num_generated, 1)
+    else:
+        most = 0
+    return most + len(sampling.logit_bias) + len(draw.banned)
 
 
 def runs_ahead(draw: Draw) -> bool:
@@ -53,15 +64,17 @@ def write(draw: Draw, words: Words, entries: Words, *, slot: int, first_entry: i
         ValueError: `entries` has no room, or penalties depend on a token of the log that is not known yet;
             nothing was written.
     """
-    sampling = draw.sampling
-    found = _entries(draw)
+    found = entries_of(draw)
     if len(found) > len(entries):
         raise ValueError(f"entries has room for {len(entries)}, the draw has {len(found)}")
-    if found:
-        rows = np.array([(token_id, *entry) for token_id, entry in found.items()], _ENTRY)
-        if rows["token_id"].min() < 0:
-            raise ValueError("draw.log holds a token that is not known yet, and its penalties depend on it")
-        entries[: len(found)] = rows.view(np.int32).reshape(len(found), -1)
+    entries[: len(found)] = found
+    write_words(draw, words, slot=slot, first_entry=first_entry, num_entries=len(found))
+    return len(found)
+
+
+def write_words(draw: Draw, words: Words, *, slot: int, first_entry: int, num_entries: int) -> None:
+    """Writes all of a draw but its entries; arguments as for `write`."""
+    sampling = draw.sampling
     _WORDS.pack_into(
         words.data,
         0,
@@ -70,7 +83,7 @@ def write(draw: Draw, words: Words, entries: Words, *, slot: int, first_entry: i
         | WANTS_LOGPROB * (sampling.logprobs is not None),
         slot,
         first_entry,
-        len(found),
+        num_entries,
         0 if sampling.top_k is None else min(sampling.top_k, _INT32_MAX),
         len(draw.log),
         sampling.seed,
@@ -80,7 +93,21 @@ def write(draw: Draw, words: Words, entries: Words, *, slot: int, first_entry: i
         sampling.repetition_penalty,
         1.0 / sampling.repetition_penalty,
     )
-    return len(found)
+
+
+def entries_of(draw: Draw) -> Words:
+    """A draw's entries, [n, ENTRY_WORDS] int32, each id once.
+
+    Raises:
+        ValueError: Penalties depend on a token of the log that is not known yet.
+    """
+    found = _entries(draw)
+    if not found:
+        return _NO_ENTRIES
+    rows = np.array([(token_id, *entry) for token_id, entry in found.items()], _ENTRY)
+    if rows["token_id"].min() < 0:
+        raise ValueError("draw.log holds a token that is not known yet, and its penalties depend on it")
+    return rows.view(np.int32).reshape(len(found), -1)
 
 
 def _repeats(draw: Draw) -> bool:

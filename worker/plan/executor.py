@@ -1,17 +1,20 @@
 """What runs programs, as the plan sees it, and the choice by name. Imports only what was chosen."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, Protocol, cast, overload
 
 import torch
 from torch import Tensor
 
+from worker.batch import Drawn
 from worker.kernels.ops import KERNELS
 from worker.kv.storage import KvStorage
 from worker.model.config import LlamaConfig
-from worker.model.weights.store import WeightStore
+from worker.model.weights.store import Activations, WeightStore
 from worker.plan.graph import StepInputs
 from worker.plan.program import Program
+from worker.sampling import Draw
 
 if TYPE_CHECKING:
     from worker.plan.device_policy import DeviceKernels
@@ -38,6 +41,32 @@ class Executor(Protocol):
         """
 
 
+class TokenDraws(Protocol):
+    """Draws a step's tokens from the logits of a program's output, where they lie in host memory."""
+
+    def prepare(self, places: Sequence[int], draws: Sequence[Draw]) -> int:
+        """Takes what the next run's tokens are drawn by, before that run.
+
+        Args:
+            places: Rows of the output, each from 0 on once, in any order.
+            draws: One per place.
+
+        Returns:
+            Bytes that were written for native code.
+
+        Raises:
+            ValueError: Draws are not as many, or penalties depend on a token that is not known yet.
+        """
+
+    def draw(self) -> list[Drawn | None]:
+        """Draws what was prepared last, once it ran.
+
+        Returns:
+            One per draw, in their order; None where no token can be told: a logit is NaN or infinite, or all
+            ids are banned.
+        """
+
+
 class Kernels(Protocol):
     """Implementations of the operators, and what makes executors over them."""
 
@@ -51,32 +80,53 @@ class Kernels(Protocol):
     def executor(self, program: Program, inputs: StepInputs, store: WeightStore, kv: KvStorage) -> Executor:
         """Binds a program to memory."""
 
+    def token_draws(self, output: Tensor, *, vocab_size: int) -> TokenDraws:
+        """What draws from an executor's output in host memory; ids from `vocab_size` on are never drawn."""
+
 
 @overload
 def kernels_named(
-    name: Literal["native", "reference"], *, num_threads: int = 1, device: torch.device = CPU
+    name: Literal["native", "reference"],
+    *,
+    num_threads: int = 1,
+    thread_cpus: Sequence[int] = (),
+    activations: Activations = "float32",
+    device: torch.device = CPU,
 ) -> Kernels: ...
 
 
 @overload
 def kernels_named(
-    name: str, *, num_threads: int = 1, device: torch.device = CPU
+    name: str,
+    *,
+    num_threads: int = 1,
+    thread_cpus: Sequence[int] = (),
+    activations: Activations = "float32",
+    device: torch.device = CPU,
 ) -> "Kernels | DeviceKernels": ...
 
 
 def kernels_named(
-    name: str, *, num_threads: int = 1, device: torch.device = CPU
+    name: str,
+    *,
+    num_threads: int = 1,
+    thread_cpus: Sequence[int] = (),
+    activations: Activations = "float32",
+    device: torch.device = CPU,
 ) -> "Kernels | DeviceKernels":
     """Imports and makes the kernels of that name.
 
     Args:
         name: One of `worker.kernels.ops.KERNELS`.
         num_threads: Threads of `native`, at least 1; the others use those of torch.
+        thread_cpus: The CPU of each thread of `native`, the caller's first; empty: they may move.
+        activations: What is multiplied with quantised weights: "float32", or with `native` "int8".
         device: Where `triton` runs; on the CPU under its interpreter, which
             `worker.kernels.triton.prepare_triton` prepares. The others run where the pool is.
 
     Raises:
-        ValueError: The name is unknown, `num_threads` is below 1, or `triton` can't run on the device.
+        ValueError: The name is unknown, `num_threads` is below 1, `triton` can't run on the device, or there
+            are no such activations.
         ImportError: `native` without the distribution `pagecast-native`.
         RuntimeError: Triton's kernels can't run in this process as it was prepared.
     """
@@ -85,7 +135,13 @@ def kernels_named(
     if num_threads < 1:
         raise ValueError(f"num_threads={num_threads} is below 1")
     if name == "native":
-        return cast("Kernels", import_module("worker.plan.native").NativeKernels(num_threads=num_threads))
+        native = import_module("worker.plan.native")
+        return cast(
+            "Kernels",
+            native.NativeKernels(num_threads=num_threads, thread_cpus=thread_cpus, activations=activations),
+        )
+    if activations != "float32":
+        raise ValueError(f"activations={activations!r}: {name} kernels have float32 only")
     if name == "triton":
         return cast("DeviceKernels", import_module("worker.plan.triton_launchers").triton_kernels(device))
     return cast("Kernels", import_module("worker.plan.interpreter").InterpreterKernels(name))

@@ -5,7 +5,7 @@ Knows runners only by what they show: logits, results and counters.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -103,7 +103,7 @@ def check_plan_parity(once: StepRunner, replan: StepRunner, steps: Sequence[Batc
 
 
 def _in_mode(batch: Batch, plan: DecodePlan) -> Batch:
-    return Batch(tuple(replace(row, plan=plan) for row in batch.rows))
+    return Batch(tuple(row._replace(plan=plan) for row in batch.rows))
 
 
 def ragged_steps(

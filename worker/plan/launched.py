@@ -16,10 +16,10 @@ class StepDraws(NamedTuple):
         drawn: One per row that wants logits, in the order of the rows; None where no token can be told: a
             logit is NaN or infinite, or all ids are banned.
         results: One per row of the step.
-        sample_ns: Time to draw on the host.
+        sample_ns: Time to draw, where the host waits for it.
     """
 
-    drawn: list[Drawn | None]
+    drawn: Sequence[Drawn | None]
     results: tuple[RowResult, ...]
     sample_ns: int
 

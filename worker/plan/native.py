@@ -1,22 +1,29 @@
 """Runs a program with one native call. Knows what operands are to `pagecast_native`, nothing of a step."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import pagecast_native
 import torch
 from torch import Tensor
 
-from worker.kv.storage import KvStorage
+from worker.kv.storage import KV_DTYPES, KvStorage
 from worker.model.config import LlamaConfig
-from worker.model.weights.store import WeightStore
+from worker.model.weights.store import Activations, WeightStore
 from worker.plan.executor import KernelsUnsuitable
 from worker.plan.graph import StepInputs
+from worker.plan.native_draws import NativeDraws
 from worker.plan.program import Constant, Input, KvLayer, Launch, Program, Value
 
 _PACKED = {"embedding": 0, "linear": 1, "linear_swiglu": 1}
 """Which argument is a matrix in panels; other constants are plain."""
+ACTIVATIONS: tuple[Activations, ...] = get_args(Activations)
+"""What may be multiplied with quantised weights."""
 _ARENA_ALIGNMENT = 64
+_KvName = Literal["float32", "float16", "bfloat16", "int8"]
+_KV_NAMES: Final[dict[torch.dtype, _KvName]] = {KV_DTYPES[name]: name for name in get_args(_KvName)}
+"""What a pool may hold, as `pagecast_native.KvLayer` names it."""
 # What `pagecast_native.KvLayer` can describe.
 _MAX_KV_HEADS = (1 << 16) - 1
 _MAX_BLOCK_FLOATS = (1 << 31) - 1
@@ -57,6 +64,7 @@ class NativeExecutor:
         kv: Pool in host memory; written.
         team: Threads that share every launch.
         kernel_set: One of `pagecast_native.kernel_sets()`; None: the machine's best.
+        activations: One of `ACTIVATIONS`.
 
     Attributes:
         arena: [floats] float32, all results.
@@ -76,6 +84,7 @@ class NativeExecutor:
         team: pagecast_native.Team,
         *,
         kernel_set: str | None = None,
+        activations: Activations = "float32",
     ) -> None:
         self._store = store
         self._kv = kv
@@ -87,12 +96,14 @@ class NativeExecutor:
         self.output: Tensor = self.arena.as_strided(
             (program.capacity.num_rows, output.width), (output.row_stride, 1), output.offset
         )
-        self._pool = kv.data.numpy().reshape(-1)
+        # Bytes, since NumPy has no bfloat16.
+        self._pool = kv.data.view(-1).view(torch.uint8).numpy()
         self._native = pagecast_native.Program(
             team,
             max_tokens=program.capacity.num_tokens,
             max_rows=program.capacity.num_rows,
             kernel_set=kernel_set,
+            activations=activations,
         )
         for launch in program.launches:
             self._add(launch)
@@ -116,7 +127,7 @@ class NativeExecutor:
     def _add(self, launch: Launch) -> None:
         packed = _PACKED.get(launch.operator)
         arguments = [
-            self._operand(operand, is_packed=place == packed)
+            self._packed(launch.operator, operand) if place == packed else self._operand(operand)
             for place, operand in enumerate((*launch.arguments, *launch.outputs))
         ]
         add = getattr(self._native, launch.operator, None)
@@ -124,7 +135,13 @@ class NativeExecutor:
             raise KernelsUnsuitable(f"native kernels have no operator {launch.operator}")
         add(*arguments)
 
-    def _operand(self, operand: object, *, is_packed: bool) -> Any:
+    def _packed(self, operator: str, operand: object) -> pagecast_native.PackedMatrix:
+        if not isinstance(operand, Constant):
+            raise KernelsUnsuitable(f"{operator}: its weight is {operand}, native kernels take a constant")
+        # Panels of gate and up are read side by side.
+        return self._store.packed(operand.parts, wants_one_format=operator == "linear_swiglu")
+
+    def _operand(self, operand: object) -> Any:
         match operand:
             case Value():
                 return pagecast_native.View(
@@ -132,8 +149,6 @@ class NativeExecutor:
                 )
             case Input(name):
                 return self._inputs[name]
-            case Constant(parts) if is_packed:
-                return self._store.packed(parts)
             case Constant(parts):
                 return self._store.stacked(parts).numpy()
             case KvLayer(layer, is_key):
@@ -146,13 +161,14 @@ class NativeExecutor:
         view = kv.data[:, layer, 0 if is_key else 1]
         return pagecast_native.KvLayer(
             self._pool,
-            offset=int(view.storage_offset() - kv.data.storage_offset()),
+            offset=int(view.storage_offset() - kv.data.storage_offset()) * kv.dtype.itemsize,
             num_blocks=kv.num_blocks,
-            block_stride=view.stride(0),
-            head_stride=view.stride(1),
+            block_stride=view.stride(0) * kv.dtype.itemsize,
+            head_stride=view.stride(1) * kv.dtype.itemsize,
             num_kv_heads=kv.num_kv_heads,
             head_size=kv.head_size,
             block_size=kv.block_size,
+            dtype=_KV_NAMES[kv.dtype],
         )
 
 
@@ -168,16 +184,32 @@ class NativeKernels:
 
     Args:
         num_threads: At least 1; the caller's own is one of them.
+        thread_cpus: The CPU that each thread stays on, the caller's first; empty: they may move.
         kernel_set: One of `pagecast_native.kernel_sets()`; None: the machine's best.
+        activations: What is multiplied with quantised weights, one of `ACTIVATIONS`.
 
     Attributes:
-        name: Kernel set and threads.
+        name: Kernel set, threads and activations.
+
+    Raises:
+        ValueError: There are no such activations, or not so many threads or CPUs.
     """
 
-    def __init__(self, *, num_threads: int, kernel_set: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_threads: int,
+        thread_cpus: Sequence[int] = (),
+        kernel_set: str | None = None,
+        activations: Activations = "float32",
+    ) -> None:
+        if activations not in ACTIVATIONS:
+            raise ValueError(f"activations={activations!r} is none of {', '.join(ACTIVATIONS)}")
         self._kernel_set = kernel_set or pagecast_native.default_kernel_set()
-        self._team = pagecast_native.Team(num_threads)
-        self.name = f"native/{self._kernel_set}/{num_threads}"
+        cpus = (thread_cpus,) if thread_cpus else ()
+        self._team = pagecast_native.Team(num_threads, *cpus)
+        self._activations = activations
+        self.name = f"native/{self._kernel_set}/{num_threads}/{activations}"
 
     def check(self, config: LlamaConfig, kv: KvStorage) -> None:
         """Raises KernelsUnsuitable for a size that the kernels can't run, or another pool than theirs."""
@@ -185,14 +217,27 @@ class NativeKernels:
             raise KernelsUnsuitable(reason)
         if kv.data.device.type != "cpu":
             raise KernelsUnsuitable(f"the pool is on {kv.data.device}, native kernels need host memory")
-        if kv.dtype != torch.float32 or not kv.keys_across:
+        if kv.dtype not in _KV_NAMES or not kv.keys_across:
             order = "across" if kv.keys_across else "along"
             raise KernelsUnsuitable(
-                f"the pool is {kv.dtype}, keys {order} their block; native kernels need float32, across"
+                f"the pool is {kv.dtype}, keys {order} their block; native kernels need"
+                f" {', '.join(_KV_NAMES.values())}, across"
             )
 
     def executor(
         self, program: Program, inputs: StepInputs, store: WeightStore, kv: KvStorage
     ) -> NativeExecutor:
         """Binds a program to memory."""
-        return NativeExecutor(program, inputs, store, kv, self._team, kernel_set=self._kernel_set)
+        return NativeExecutor(
+            program,
+            inputs,
+            store,
+            kv,
+            self._team,
+            kernel_set=self._kernel_set,
+            activations=self._activations,
+        )
+
+    def token_draws(self, output: Tensor, *, vocab_size: int) -> NativeDraws:
+        """Draws in native code, on the threads that run programs."""
+        return NativeDraws(self._team, output.numpy(), vocab_size=vocab_size, kernel_set=self._kernel_set)

@@ -10,11 +10,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.batch import DecodePlan, PlanAction, Row, RowResult, TokenClass
+from worker.batch import DecodePlan, Drawn, PlanAction, Row, RowResult, TokenClass
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
 from worker.plan.decode_session import PagedDecodeSession, PlanKey
 from worker.plan.executor import Kernels
+from worker.sampling import Draw
 
 MAX_HELD_PLANS = 4
 """Plans held at a time. A worker's steps need one; keys of other limits are a caller's own."""
@@ -27,10 +28,15 @@ class StepLogits(NamedTuple):
         rows: Of each row that wants logits, in the order given, [vocab] float32: views into the plan's own
             memory, good until its next run. They may be written.
         results: One per row of the step, all the same.
+        drawn: One per row that wants logits, in the order given; None where no token can be told: a logit is
+            NaN or infinite, or all ids are banned. Empty where no draws were given.
+        sample_ns: Time to draw.
     """
 
     rows: tuple[npt.NDArray[np.float32], ...]
     results: tuple[RowResult, ...]
+    drawn: Sequence[Drawn | None] = ()
+    sample_ns: int = 0
 
     @property
     def logits(self) -> Tensor:
@@ -146,15 +152,19 @@ class PlanPolicy(HeldPlans[PagedDecodeSession]):
         kernels: What runs programs.
         max_step_tokens: Tokens that a step may hold.
         max_step_rows: Rows that a step may hold.
+        vocab_size: Ids from here on are padding, and never drawn; None: the model has no such.
     """
 
-    def __init__(self, *, kernels: Kernels, max_step_tokens: int, max_step_rows: int) -> None:
+    def __init__(
+        self, *, kernels: Kernels, max_step_tokens: int, max_step_rows: int, vocab_size: int | None = None
+    ) -> None:
         super().__init__(kernels.name, max_step_tokens=max_step_tokens, max_step_rows=max_step_rows)
         self._kernels = kernels
+        self._vocab_size = vocab_size
 
     def build(self, model: LlamaModel, kv: KvStorage, key: PlanKey) -> PagedDecodeSession:
         """Makes a plan of a key."""
-        return PagedDecodeSession(model, kv, key, self._kernels)
+        return PagedDecodeSession(model, kv, key, self._kernels, vocab_size=self._vocab_size)
 
     def _plan_for(
         self, rows: Sequence[Row], plan: DecodePlan, model: LlamaModel, kv: KvStorage, key: PlanKey
@@ -166,9 +176,14 @@ class PlanPolicy(HeldPlans[PagedDecodeSession]):
         return self.held_plan(model, kv, key)
 
     def forward_paged_step_persistent(
-        self, rows: Sequence[Row], plan: DecodePlan, model: LlamaModel, kv: KvStorage
+        self,
+        rows: Sequence[Row],
+        plan: DecodePlan,
+        model: LlamaModel,
+        kv: KvStorage,
+        draws: Sequence[Draw] | None = None,
     ) -> StepLogits:
-        """Runs one step.
+        """Runs one step, and draws its tokens where draws are given.
 
         PLAN_ONCE binds and replays a held plan, building it on first use. REPLAN uses nothing held: it
         traces, lowers, runs and discards, which makes it the reference that held plans are compared with.
@@ -179,10 +194,12 @@ class PlanPolicy(HeldPlans[PagedDecodeSession]):
             plan: Mode of all of them.
             model: The model.
             kv: The pool; written.
+            draws: One for each row that wants logits, in the order of the rows.
 
         Raises:
             StepTooLarge: The step exceeds what plans are built for; nothing was built and nothing ran.
-            ValueError: A row's values are wrong; likewise.
+            ValueError: A row's values are wrong; likewise. Draws are not as many as rows that want logits;
+                nothing ran.
         """
         start_ns = monotonic_ns()
         key = self.key(model, kv)
@@ -197,6 +214,8 @@ class PlanPolicy(HeldPlans[PagedDecodeSession]):
         program, num_rows = session.program, len(rows)
         launches, arena_bytes = len(program.launches), program.arena_bytes
         host_bytes = bound.num_bytes + bound.num_logits * session.read_bytes
+        if draws is not None:
+            host_bytes += session.prepare_draws(bound, draws)
         bound_ns = monotonic_ns()
         kernel_ns = session.run()
         end_ns = monotonic_ns()
@@ -212,4 +231,8 @@ class PlanPolicy(HeldPlans[PagedDecodeSession]):
             arena_bytes=arena_bytes,
             batch_size=num_rows,
         )
-        return StepLogits(logits, (result,) * num_rows)
+        results = (result,) * num_rows
+        if draws is None:
+            return StepLogits(logits, results)
+        drawn = session.draw()
+        return StepLogits(logits, results, drawn, monotonic_ns() - end_ns)

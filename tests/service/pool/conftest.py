@@ -71,11 +71,12 @@ async def start_pool(
 ) -> AsyncIterator[Callable[..., Watched]]:
     made: list[Watched] = []
 
-    def start(*command: str, workers: int = 1) -> Watched:
+    def start(*command: str, workers: int = 1, settings: ServeSettings | None = None) -> Watched:
         words = list(command) or [sys.executable, "-c", SCRIPT, str(tmp_path)]
         monkeypatch.setattr(local, "worker_command", lambda settings: words)
         log = NoLog()
-        made.append(Watched(LocalPool.start(ServeSettings(workers=workers), log), log))  # type: ignore[arg-type]
+        chosen = settings or ServeSettings(workers=workers)
+        made.append(Watched(LocalPool.start(chosen, log), log))  # type: ignore[arg-type]
         return made[-1]
 
     yield start

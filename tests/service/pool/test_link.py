@@ -220,7 +220,7 @@ async def test_close_ends_followed_generations(tmp_path: Path) -> None:
     with link.follow("gen") as mailbox:
         await link.close()
         with pytest.raises(Exception, match="WORKER_LOST"):
-            await mailbox.take()
+            await mailbox.hand_to(lambda _: True)
     assert link.lost.is_set()
     await until(lambda: worker.num_readers == 0)
     await worker.die()
@@ -232,8 +232,8 @@ def test_a_finished_mailbox_gives_its_events_before_its_error() -> None:
         mailbox.put(worker_pb2.GenerationEvent(generation_id="g"))
         mailbox.fail(KeyError("first"))
         mailbox.fail(KeyError("second"))
-        assert (await mailbox.take()).generation_id == "g"
+        assert (await mailbox.hand_to(lambda _: False)).generation_id == "g"
         with pytest.raises(KeyError, match="first"):
-            await mailbox.take()
+            await mailbox.hand_to(lambda _: True)
 
     asyncio.run(run())

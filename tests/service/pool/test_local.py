@@ -22,13 +22,13 @@ from tests.service.pool.conftest import NoLog, Watched, folder_of, holds, is_run
 def test_command_line() -> None:
     settings = ServeSettings(
         model="m.gguf", kernels="triton", decode_plan="replan", kv_blocks=64, threads=2, log_level="debug",
-        workers=4, max_replan_sessions=3, device="cuda", weights="file", kv_dtype="float16",
+        workers=4, max_replan_sessions=3, device="cuda", weights="file", kv_dtype="float16", pin_threads=True,
+        activations="int8",
     )  # fmt: skip
     assert worker_command(settings)[1:] == [
         "-m", "worker", "--model", "m.gguf", "--device", "cuda", "--kernels", "triton", "--weights", "file",
-        "--kv-dtype", "float16", "--decode-plan", "replan",
-        "--max-replan-sessions", "3", "--threads", "2", "--memory-share", "0.25", "--log-level", "debug",
-        "--kv-blocks", "64",
+        "--activations", "int8", "--kv-dtype", "float16", "--decode-plan", "replan",
+        "--max-replan-sessions", "3", "--log-level", "debug", "--kv-blocks", "64", "--pin-threads",
     ]  # fmt: skip
 
 

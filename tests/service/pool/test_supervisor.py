@@ -60,7 +60,7 @@ class Places:
         monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         self._folder = folder
         self._supervisor = supervisor.Supervisor(
-            gateway, command=["none"], num_workers=1, token="t", folder=folder
+            gateway, command=["none"], places=[{"arguments": [], "cpus": None}], token="t", folder=folder
         )
         (self.worker,) = self._supervisor._workers
 
@@ -167,7 +167,8 @@ def test_a_stop_at_any_early_moment_ends_all_without_a_word(
 def test_orders_may_come_with_the_first_line_and_in_any_pieces(tmp_path: Path, chunks: str) -> None:
     folder = tmp_path / "sockets"
     folder.mkdir()
-    first = {"command": ["/nowhere"], "workers": 1, "token": "t", "folder": str(folder)}
+    places = [{"arguments": [], "cpus": None}]
+    first = {"command": ["/nowhere"], "places": places, "token": "t", "folder": str(folder)}
     orders = [first, {"kill": 0, "pid": 1}, {"stop": 5.0}]
     sent = b"".join(json.dumps(order).encode() + b"\n" for order in orders)
     cuts = {"one": [], "orders cut": [sent.index(b"\n") + 5], "byte by byte": [*range(1, len(sent))]}[chunks]

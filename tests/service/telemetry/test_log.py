@@ -62,6 +62,54 @@ def test_a_full_queue_drops_lines_and_says_how_many() -> None:
     assert len(lines_of(stream)) == 20 - dropped + 1
 
 
+class CountedStream(io.BytesIO):
+    """Notes what lies between two flushes, and takes nothing until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = threading.Event()
+        self.pieces: list[bytes] = []
+
+    def write(self, data: Any) -> int:
+        self.released.wait(5)
+        return super().write(data)
+
+    def flush(self) -> None:
+        if whole := self.getvalue()[sum(map(len, self.pieces)) :]:
+            self.pieces.append(whole)
+
+
+def test_lines_that_wait_go_out_in_few_whole_pieces() -> None:
+    stream = CountedStream()
+    with LogWriter(stream) as writer:
+        log = open_log(writer, "info")
+        for index in range(50):
+            log.info("line", index=index, text="x" * 200)
+        log.info("long", text="y" * 9000)
+        stream.released.set()
+    assert [line.get("index") for line in lines_of(stream)] == [*range(50), None]
+    assert all(piece.endswith(b"\n") for piece in stream.pieces)
+    assert max(len(piece) for piece in stream.pieces[:-1]) <= 4096
+    assert stream.pieces[-1].count(b"\n") == 1
+    assert len(stream.pieces) <= 6
+
+
+class FailingStream(io.BytesIO):
+    """Takes lines and never lets them go."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+def test_lines_that_never_went_out_are_counted() -> None:
+    writer = LogWriter(FailingStream())
+    log = open_log(writer, "info")
+    for _ in range(7):
+        log.info("x")
+    writer.close()
+    assert writer.num_dropped >= 7
+
+
 def test_a_broken_stream_ends_nothing() -> None:
     stream = io.BytesIO()
     stream.close()

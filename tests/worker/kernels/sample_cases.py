@@ -77,3 +77,11 @@ def any_draw(random: np.random.Generator, vocab_size: int) -> Draw:
     log = random.integers(0, vocab_size + 3, random.integers(0, 60)).tolist()
     banned = frozenset(random.integers(0, vocab_size, random.integers(0, 3)).tolist())
     return Draw(any_sampling(random, vocab_size), log, int(random.integers(0, len(log) + 1)), banned)
+
+
+def rows_that_tie(random: np.random.Generator, count: int, width: int) -> np.ndarray:
+    """Rows of a wider buffer, as a plan's arena has them; a third of them tie by the hundred."""
+    logits = random.normal(scale=3.0, size=(count, width + 30)).astype(np.float32)
+    logits[::3] = np.round(logits[::3] * 2) / 2
+    logits[1::7] = np.round(logits[1::7])
+    return logits[:, :width]

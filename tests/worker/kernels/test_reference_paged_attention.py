@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.worker.kernels.attention_cases import ODD_SHAPES, AttentionCase, make_case, plain_attention
 from tests.worker.numerics import bits
 from worker.kernels.reference.paged_attention import paged_attention
+from worker.kernels.reference.store_kv import round_to_int8, store_kv
+from worker.kv.storage import KvStorage
 
 
 def attend(case: AttentionCase) -> torch.Tensor:
@@ -144,3 +148,56 @@ def test_windows_soft_caps_and_narrow_caches(dtype, window, soft_cap):
     )
     mine = paged_attention(*case.arguments(), **case.options())
     torch.testing.assert_close(mine.double(), plain_attention(case), rtol=4e-6, atol=4e-6)
+
+
+@pytest.mark.parametrize("shape", ODD_SHAPES)
+def test_an_int8_cache_is_its_elements_times_their_tokens_scales(shape):
+    case = make_case(ODD_SHAPES[shape], group=3, head_size=16)
+    keys, key_scale = round_to_int8(case.key_cache.flatten(0, 1))
+    values, value_scale = round_to_int8(case.value_cache.flatten(0, 1))
+    lead = case.key_cache.shape[:3]
+    arguments = case.arguments()
+    mine = paged_attention(
+        arguments[0],
+        keys.view(*lead, -1),
+        values.view(*lead, -1),
+        *arguments[3:],
+        key_scale=key_scale.view(lead),
+        value_scale=value_scale.view(lead),
+    )
+    widened = replace(
+        case,
+        key_cache=keys.view(*lead, -1) * key_scale.view(*lead, 1),
+        value_cache=values.view(*lead, -1) * value_scale.view(*lead, 1),
+    )
+    torch.testing.assert_close(mine.double(), plain_attention(widened), rtol=1e-5, atol=2e-6)
+
+
+def test_the_int8_store_writes_elements_and_scales_of_its_slots_alone():
+    kv = KvStorage(num_blocks=3, num_layers=2, block_size=16, num_kv_heads=2, head_size=16, dtype=torch.int8)
+    assert kv.key_scales is not None
+    assert kv.value_scales is not None
+    k, v = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(1))
+    k[1, :16] = 0.0
+    k[2, 3] = torch.inf
+    v[0, 20] = torch.nan
+    slots = torch.tensor([33, 5, -1, 16])
+    scales = {"key_scale": kv.key_scales[1], "value_scale": kv.value_scales[1]}
+    store_kv(k, v, slots, kv.keys[1], kv.values[1], **scales)
+    for token, slot in ((0, 33), (1, 5), (3, 16)):
+        for x, cache, scale in ((k, kv.keys, kv.key_scales), (v, kv.values, kv.value_scales)):
+            for head in range(2):
+                vector = x[token, head * 16 : head * 16 + 16]
+                mine, factor = cache[1][slot // 16, slot % 16, head], scale[1][slot // 16, slot % 16, head]
+                if not vector.isfinite().all():
+                    assert factor.isnan()
+                    assert not mine.any()
+                    continue
+                assert factor == vector.abs().max() / 127
+                assert (mine * factor - vector).abs().max() <= factor * 0.5001
+    assert not kv.data[:, 0].any()
+    written = torch.zeros(3, 16, dtype=torch.bool)
+    written.view(-1)[[33, 5, 16]] = True
+    assert not kv.values[1][~written].any()
+    with pytest.raises(ValueError, match="int8 cache needs key_scale"):
+        store_kv(k, v, slots, kv.keys[1], kv.values[1])

@@ -9,7 +9,12 @@ from worker.kv.storage import KV_DTYPES, KvStorage
 
 SIZES = {"num_layers": 2, "block_size": 4, "num_kv_heads": 2, "head_size": 8}
 FP8 = torch.float8_e4m3fn
-BYTES = 2 * 2 * 4 * 2 * 8
+ELEMENTS = 2 * 2 * 4 * 2 * 8
+
+
+def bytes_of(dtype: torch.dtype) -> int:
+    """Of a block; of int8 each token and head have scales."""
+    return ELEMENTS * dtype.itemsize + (4 * ELEMENTS // 8 if dtype == torch.int8 else 0)
 
 
 def make(dtype: torch.dtype = torch.float32, *, num_blocks: int = 5, **rest: object) -> KvStorage:
@@ -32,16 +37,16 @@ def scramble(kv: KvStorage, seed: int = 0) -> None:
 def test_every_kind_has_its_size_its_views_and_zeros(dtype: torch.dtype, keys: str) -> None:
     keys_across = keys == "across"
     kv = make(dtype, keys_across=keys_across)
-    assert kv.block_bytes(**SIZES, dtype=dtype) == BYTES * dtype.itemsize
-    assert kv.num_bytes == 5 * BYTES * dtype.itemsize
+    assert kv.block_bytes(**SIZES, dtype=dtype) == bytes_of(dtype)
+    assert kv.num_bytes == 5 * bytes_of(dtype)
     assert not bits(kv).any()
     for layer, block, token, head, element in ((0, 0, 0, 0, 0), (1, 3, 2, 1, 7), (0, 4, 3, 1, 1)):
         scramble(kv)
-        kv.keys[layer][block, token, head, element] = torch.tensor(3.5).to(dtype)
-        kv.values[layer][block, token, head, element] = torch.tensor(-3.5).to(dtype)
+        kv.keys[layer][block, token, head, element] = torch.tensor(3.0).to(dtype)
+        kv.values[layer][block, token, head, element] = torch.tensor(-3.0).to(dtype)
         key, value = kv.data[block, layer, :, head]
-        assert key[element * 4 + token if keys_across else token * 8 + element].float() == 3.5
-        assert value[token * 8 + element].float() == -3.5
+        assert key[element * 4 + token if keys_across else token * 8 + element].float() == 3.0
+        assert value[token * 8 + element].float() == -3.0
     kv.zero((1, 3))
     assert not bits(kv)[[1, 3]].any()
     assert bits(kv)[[0, 2, 4]].any(1).all()
@@ -59,8 +64,26 @@ def test_scales_are_ones_unless_given_and_only_where_they_mean_something() -> No
     kv = make(FP8, value_scales=torch.full((2, 2), 0.5))
     assert kv.key_scales is not None
     assert kv.value_scales is not None
-    assert kv.key_scales.tolist() == [[1.0, 1.0], [1.0, 1.0]]
-    assert kv.value_scales.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    assert [scales.tolist() for scales in kv.key_scales] == [[1.0, 1.0], [1.0, 1.0]]
+    assert [scales.tolist() for scales in kv.value_scales] == [[0.5, 0.5], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("keys", ["across", "as values"])
+def test_scales_of_int8_lie_behind_their_heads_elements(keys: str) -> None:
+    kv = make(torch.int8, keys_across=keys == "across")
+    assert kv.key_scales is not None
+    assert kv.value_scales is not None
+    for layer, block, token, head in ((0, 0, 0, 0), (1, 3, 2, 1), (0, 4, 3, 1)):
+        scramble(kv)
+        elements = kv.data[..., :32].clone()
+        kv.key_scales[layer][block, token, head] = 0.5
+        kv.value_scales[layer][block, token, head] = -2.0
+        key, value = kv.data[block, layer, :, head]
+        assert key[32:].view(torch.float32)[token] == 0.5
+        assert value[32:].view(torch.float32)[token] == -2.0
+        assert torch.equal(kv.data[..., :32], elements)
+    kv.zero((4,))
+    assert not kv.key_scales[0][4].any()
 
 
 @pytest.mark.parametrize(
@@ -68,6 +91,8 @@ def test_scales_are_ones_unless_given_and_only_where_they_mean_something() -> No
     [
         ({"dtype": torch.float64}, "dtype=torch.float64 is none of float32, float16"),
         ({"num_blocks": 0}, "num_blocks=0 is below 1"),
+        ({"dtype": torch.int8, "device": torch.device("meta")}, "dtype=torch.int8 is for host memory, not"),
+        ({"dtype": torch.int8, "key_scales": torch.ones(2, 2)}, "key_scales is for float8_e4m3fn"),
         (
             {"key_scales": torch.ones(2, 2)},
             "key_scales is for float8_e4m3fn, the storage holds torch.float32",
@@ -81,6 +106,11 @@ def test_scales_are_ones_unless_given_and_only_where_they_mean_something() -> No
 def test_wrong_arguments_are_named(arguments: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         make(**arguments)  # type: ignore[arg-type]
+
+
+def test_int8_elements_that_leave_no_place_for_scales_are_refused() -> None:
+    with pytest.raises(ValueError, match="head_size=3: 2 tokens of it must be a multiple of 4"):
+        KvStorage(num_blocks=1, num_layers=1, block_size=2, num_kv_heads=1, head_size=3, dtype=torch.int8)
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES.values(), ids=KV_DTYPES)

@@ -1,7 +1,6 @@
 """What test_device_triton.py runs in another process: plans over Triton's kernels, under its interpreter."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -73,7 +72,7 @@ def gate(folder: Path) -> None:
         num_steps=12, num_sessions=2, vocab_size=250, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, seed=3
     )
     for token_class in TokenClass:
-        mine = [Batch(tuple(replace(row, token_class=token_class) for row in batch.rows)) for batch in steps]
+        mine = [Batch(tuple(row._replace(token_class=token_class) for row in batch.rows)) for batch in steps]
         once = Recorded(runner_of(model, "triton"))
         report = check_plan_parity(once, runner_of(model, "triton"), mine)
         reference = runner_of(model, "reference")

@@ -1,6 +1,5 @@
 import re
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -156,17 +155,17 @@ def spoiled(draw, rows: list[Row]) -> list[Row]:
         st.sampled_from(
             [
                 row,
-                replace(row, token_ids=last),
-                replace(row, token_ids=()),
-                replace(row, position=-1),
-                replace(row, position=70),
-                replace(row, position=row.position + 30),
-                replace(row, block_table=row.block_table[:-1]),
-                replace(row, block_table=(*row.block_table, 5, 6, 7, 8)),
-                replace(row, block_table=(*row.block_table[:-1], draw(st.sampled_from([-1, 1024])))),
-                replace(row, block_table=(row.block_table[0],) * len(row.block_table)),
-                replace(row, block_table=rows[0].block_table),
-                replace(row, session_id=rows[0].session_id),
+                row._replace(token_ids=last),
+                row._replace(token_ids=()),
+                row._replace(position=-1),
+                row._replace(position=70),
+                row._replace(position=row.position + 30),
+                row._replace(block_table=row.block_table[:-1]),
+                row._replace(block_table=(*row.block_table, 5, 6, 7, 8)),
+                row._replace(block_table=(*row.block_table[:-1], draw(st.sampled_from([-1, 1024])))),
+                row._replace(block_table=(row.block_table[0],) * len(row.block_table)),
+                row._replace(block_table=rows[0].block_table),
+                row._replace(session_id=rows[0].session_id),
             ]
         )
     )
@@ -179,7 +178,7 @@ def batches_and_spoiled_ones(draw) -> list[list[Row]]:
     steps = []
     for rows in draw(batches()):
         once_more = [
-            replace(row, position=row.position + draw(st.integers(0, 1)), token_ids=row.token_ids)
+            row._replace(position=row.position + draw(st.integers(0, 1)), token_ids=row.token_ids)
             for row in rows
         ]
         steps += [spoiled(draw, rows), spoiled(draw, once_more)]
@@ -259,9 +258,9 @@ def test_no_rows_are_refused_before_the_first_step_too():
 def test_a_table_that_its_owner_changes_in_place_is_written_again():
     buffers, table = buffers_of(), [3, 5]
     row = row_of("a", 1, 20)
-    buffers.bind([replace(row, block_table=table)])
+    buffers.bind([row._replace(block_table=table)])
     table[0] = 9
-    buffers.bind([replace(row, block_table=table)])
+    buffers.bind([row._replace(block_table=table)])
     assert buffers.inputs.block_table[0, :2].tolist() == [9, 5]
 
 

@@ -85,9 +85,9 @@ def test_entries_are_penalties_bias_and_bans_of_each_id_once():
         9: (0, -1.0),
         11: (0, -np.inf),
     }
-    assert entries_of(replace(draw, num_generated=0))[7] == (1, 2.0)
+    assert entries_of(draw._replace(num_generated=0))[7] == (1, 2.0)
     no_repetition = replace(sampling, repetition_penalty=1.0)
-    assert entries_of(replace(draw, sampling=no_repetition)).keys() == {2, 7, 9, 11}
+    assert entries_of(draw._replace(sampling=no_repetition)).keys() == {2, 7, 9, 11}
 
 
 def test_a_refused_draw_writes_nothing():

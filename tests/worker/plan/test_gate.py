@@ -96,7 +96,7 @@ def test_s19_plan_on_and_off_are_equal_across_every_border(kernels, shape, tmp_p
     model = model_of(sizes, tmp_path)
     steps = steps_for(model, num_steps=24, num_sessions=16, block_size=sizes.block_size)
     assert {1, 16} <= {len(batch.rows) for batch in steps}
-    most = max(batch.num_tokens for batch in steps)
+    most = max(sum(len(row.token_ids) for row in batch.rows) for batch in steps)
     arms = [
         runner_of(model, kernels, block_size=sizes.block_size, num_threads=2, max_step_tokens=most)
         for _ in range(2)

@@ -221,19 +221,27 @@ def test_programs_are_laid_out_in_the_kernels_lanes():
     assert LANES == ALIGNED_ROWS == pagecast_native.LANES
 
 
-def test_the_name_tells_set_and_threads():
+def test_the_name_tells_set_threads_and_activations():
     for kernel_set in pagecast_native.kernel_sets():
         for num_threads in (1, 3):
             kernels = NativeKernels(num_threads=num_threads, kernel_set=kernel_set)
-            assert kernels.name == f"native/{kernel_set}/{num_threads}"
+            assert kernels.name == f"native/{kernel_set}/{num_threads}/float32"
     best = pagecast_native.default_kernel_set()
-    assert kernels_named("native", num_threads=2).name == f"native/{best}/2"
+    rounding = kernels_named("native", num_threads=2, activations="int8")
+    assert rounding.name == f"native/{best}/2/int8"
+
+
+def test_activations_that_kernels_do_not_have_are_refused():
+    with pytest.raises(ValueError, match="activations='int4' is none of float32, int8"):
+        kernels_named("native", activations="int4")
+    with pytest.raises(ValueError, match="activations='int8': reference kernels have float32 only"):
+        kernels_named("reference", activations="int8")
 
 
 @pytest.mark.parametrize(
     ("layout", "told"),
     [
-        ({"dtype": torch.float16}, "the pool is torch.float16"),
+        ({"dtype": torch.float8_e4m3fn}, "the pool is torch.float8_e4m3fn"),
         ({"keys_across": False}, "keys along their block"),
     ],
 )

@@ -68,8 +68,8 @@ def paged_attention(
 
     Args:
         q: [T, num_heads * head_size] of any float dtype; rows' new tokens one after another.
-        key_cache: [num_blocks, block_size, num_kv_heads, head_size] of any float dtype, any strides. All is
-            computed in float32, or in float64 if q is.
+        key_cache: [num_blocks, block_size, num_kv_heads, head_size] of any float dtype, or int8, any strides.
+            All is computed in float32, or in float64 if q is.
         value_cache: As `key_cache`, maybe of other strides. Slots that no row's context covers may hold
             anything, NaN included.
         block_table: [R, max_blocks] int32, logical to physical block.
@@ -79,7 +79,8 @@ def paged_attention(
         window: Tokens that a query attends at most, itself included; 0 for all. Of blocks before it nothing
             is read.
         soft_cap: Bound of the scores; 0 for none.
-        key_scale: [num_kv_heads] float32, factor on stored keys, or None.
+        key_scale: [num_kv_heads] float32, or of each token [num_blocks, block_size, num_kv_heads], factor on
+            stored keys, or None.
         value_scale: As `key_scale`, of values.
 
     Returns:
@@ -186,4 +187,6 @@ def _read(cache: Tensor, physical: Tensor, scale: Tensor | None, q: Tensor) -> T
         blocks = cache.view(torch.uint8)[physical].view(cache.dtype).to(q.dtype)
     else:
         blocks = cache[physical].to(q.dtype)
-    return blocks if scale is None else blocks * scale[:, None]
+    if scale is None:
+        return blocks
+    return blocks * (scale if scale.dim() == 1 else scale[physical].to(q.dtype))[..., None]

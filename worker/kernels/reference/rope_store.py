@@ -32,9 +32,11 @@ def rope_store(
         slot_mapping: [T] int64, no slot twice; of a negative one nothing is stored.
         cos: [max_context, head_size / 2] float32.
         sin: [max_context, head_size / 2] float32.
-        key_cache: [num_blocks, block_size, num_kv_heads, head_size] of any float dtype, any strides; written.
+        key_cache: [num_blocks, block_size, num_kv_heads, head_size] of any float dtype, or int8, any strides;
+            written.
         value_cache: As `key_cache`, maybe of other strides; written.
-        key_scale: [num_kv_heads] float32, or None: keys are stored divided by it.
+        key_scale: [num_kv_heads] float32, or None: keys are stored divided by it. Of an int8 cache
+            [num_blocks, block_size, num_kv_heads] float32; written.
         value_scale: As `key_scale`, of values.
 
     Returns:

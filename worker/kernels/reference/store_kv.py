@@ -8,6 +8,26 @@ FP8_MAX = 448.0
 """Largest float8_e4m3fn; what is beyond is stored as this."""
 
 
+def round_to_int8(heads: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors in eight bits: `scale = a / 127` and `element = round(x * (127 / a))`, halves to even.
+
+    a is the largest |x| of a vector; where 127 / a is not finite, as a is 0 or almost, elements are 0. Where
+    an x is not finite the scale is NaN and elements are 0.
+
+    Args:
+        heads: [T, num_kv_heads, head_size] float32.
+
+    Returns:
+        [T, num_kv_heads, head_size] int8, and [T, num_kv_heads] float32.
+    """
+    largest = heads.abs().amax(-1)
+    is_finite = heads.isfinite().all(-1)
+    factor = 127.0 / largest
+    factor = torch.where(factor.isfinite() & is_finite, factor, 0.0)
+    elements = torch.where(is_finite[..., None], heads * factor[..., None], 0.0).round().to(torch.int8)
+    return elements, torch.where(is_finite, largest / 127.0, torch.nan)
+
+
 def store_kv(
     k: Tensor,
     v: Tensor,
@@ -24,11 +44,15 @@ def store_kv(
         k: [T, num_kv_heads * head_size] float32.
         v: As `k`.
         slot_mapping: [T] int64, no slot twice; of a negative one nothing is stored.
-        key_cache: [num_blocks, block_size, num_kv_heads, head_size] of any float dtype, any strides; written.
-            Values are rounded to it; in float8_e4m3fn what is too large becomes the largest.
+        key_cache: [num_blocks, block_size, num_kv_heads, head_size] of any float dtype, or int8, any strides;
+            written. Values are rounded to it; in float8_e4m3fn what is too large becomes the largest.
         value_cache: As `key_cache`, maybe of other strides; written.
-        key_scale: [num_kv_heads] float32, or None: keys are stored divided by it.
+        key_scale: [num_kv_heads] float32, or None: keys are stored divided by it. Of an int8 cache
+            [num_blocks, block_size, num_kv_heads] float32, any strides; written, see `round_to_int8`.
         value_scale: As `key_scale`, of values.
+
+    Raises:
+        ValueError: An int8 cache comes without scales.
     """
     _, block_size, num_kv_heads, head_size = key_cache.shape
     keep = slot_mapping >= 0
@@ -37,6 +61,11 @@ def store_kv(
     place = slot_mapping // block_size, slot_mapping % block_size
     for x, cache, scale in ((k, key_cache, key_scale), (v, value_cache, value_scale)):
         heads = x.view(-1, num_kv_heads, head_size)
+        if cache.dtype == torch.int8:
+            if scale is None:
+                raise ValueError("an int8 cache needs key_scale and value_scale, which are written")
+            cache[place], scale[place] = round_to_int8(heads)
+            continue
         if scale is not None:
             heads = heads / scale[:, None]
         if cache.dtype == FP8:

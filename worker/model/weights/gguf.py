@@ -19,7 +19,8 @@ from torch import Tensor
 
 from worker.model.config import LlamaConfig, ModelFileError
 from worker.model.tokenizer import TokenizerFields
-from worker.model.weights.convert import WeightFormat, convert, is_dequantised
+from worker.model.weights.convert import Multiplier, WeightFormat, convert, is_dequantised, mapped
+from worker.model.weights.file_matrix import FileMatrix
 from worker.model.weights.metadata import tokenizer_fields
 from worker.model.weights.quantised import QuantisedMatrix
 from worker.model.weights.reader import ARCHITECTURE, open_checked, shape_of
@@ -38,10 +39,11 @@ class GgufFile:
         name: `general.name`, or the file's stem.
         architecture: Always `llama`.
         config: The model's sizes.
-        tensors: By name in the file, row-major, own memory; vectors float32, matrices [out, in] in the form
-            that was asked for. Holds `token_embd.weight`, `output_norm.weight`, the nine of every `blk.N`,
-            and where the file has them `output.weight` (absent: tied to the embedding) and
-            `rope_freqs.weight` [head_size / 2] (divisors of the rotary frequencies).
+        tensors: By name in the file, row-major; vectors float32, matrices [out, in] in the form that was
+            asked for; in memory of their own, but for a `FileMatrix`. Holds `token_embd.weight`,
+            `output_norm.weight`, the nine of every `blk.N`, and where the file has them `output.weight`
+            (absent: tied to the embedding) and `rope_freqs.weight` [head_size / 2] (divisors of the rotary
+            frequencies).
         tokenizer: Parts of the tokenizer and the chat template.
         fingerprint: First 16 hex digits of the SHA-256 of the file's bytes.
         dequantised: Number of matrices by their format in the file, e.g. `Q6_K`, of those that were to be
@@ -51,7 +53,7 @@ class GgufFile:
     name: str
     architecture: str
     config: LlamaConfig
-    tensors: dict[str, Tensor | QuantisedMatrix]
+    tensors: dict[str, Tensor | QuantisedMatrix | FileMatrix]
     tokenizer: TokenizerFields
     fingerprint: str
     dequantised: dict[str, int]
@@ -64,15 +66,7 @@ class GgufFile:
     @property
     def matrix_kinds(self) -> tuple[str, ...]:
         """What matrices are kept as, each kind once, in order: `bfloat16`, `q8_0`."""
-        matrices = (tensor for tensor in self.tensors.values() if len(tensor.shape) == 2)
-        return tuple(
-            sorted(
-                {
-                    matrix.kind if isinstance(matrix, QuantisedMatrix) else str(matrix.dtype).split(".")[1]
-                    for matrix in matrices
-                }
-            )
-        )
+        return tuple(sorted({_kind_of(matrix) for matrix in self.tensors.values() if len(matrix.shape) == 2}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +85,27 @@ class OpenGguf:
     _name: str
     _sources: dict[str, ReaderTensor]
 
-    def read(self, weights: WeightFormat = "float32", device: torch.device = CPU) -> GgufFile:
+    def read(
+        self,
+        weights: WeightFormat = "float32",
+        device: torch.device = CPU,
+        multiplier: Multiplier = "tensors",
+    ) -> GgufFile:
         """Reads the weights, each onto its device before the next one.
 
         Args:
             weights: What matrices are kept as.
             device: Where weights go.
+            multiplier: What multiplies them. For "panels", on the CPU only, matrices stay in the mapped file,
+                which must not change until they are packed.
 
         Raises:
+            ValueError: Panels on another device.
             ModelFileError: A tensor can't be decoded, or is out of range; the message starts with the file's
                 base name.
         """
+        if multiplier == "panels" and device.type != "cpu":
+            raise ValueError(f"device={device}: panels are packed on the CPU")
         with _named(self.path):
             with self.path.open("rb") as file:
                 fingerprint = hashlib.file_digest(file, "sha256").hexdigest()[:16]
@@ -109,13 +113,18 @@ class OpenGguf:
                 name=self._name,
                 architecture=ARCHITECTURE,
                 config=self.config,
-                tensors={name: convert(source, weights, device) for name, source in self._sources.items()},
+                tensors={
+                    name: mapped(source, weights)
+                    if multiplier == "panels"
+                    else convert(source, weights, device)
+                    for name, source in self._sources.items()
+                },
                 tokenizer=self.tokenizer,
                 fingerprint=fingerprint,
                 dequantised=Counter(
                     GGMLQuantizationType(source.tensor_type).name
                     for source in self._sources.values()
-                    if is_dequantised(source, weights)
+                    if is_dequantised(source, weights, multiplier)
                 ),
             )
 
@@ -181,18 +190,25 @@ def open_gguf(path: Path) -> OpenGguf:
         return OpenGguf(path, config, tokenizer, name, sources)
 
 
-def read_gguf(path: Path, *, weights: WeightFormat = "float32", device: torch.device = CPU) -> GgufFile:
+def read_gguf(
+    path: Path,
+    *,
+    weights: WeightFormat = "float32",
+    device: torch.device = CPU,
+    multiplier: Multiplier = "tensors",
+) -> GgufFile:
     """Opens, checks and reads a Llama model, see `open_gguf` and `OpenGguf.read`.
 
     Args:
         path: The file.
         weights: What matrices are kept as.
         device: Where weights go.
+        multiplier: What multiplies them.
 
     Raises:
         ModelFileError: As said there.
     """
-    return open_gguf(path).read(weights, device)
+    return open_gguf(path).read(weights, device, multiplier)
 
 
 def read_shapes(path: Path) -> tuple[LlamaConfig, dict[str, tuple[int, ...]]]:
@@ -204,6 +220,12 @@ def read_shapes(path: Path) -> tuple[LlamaConfig, dict[str, tuple[int, ...]]]:
     with _named(path):
         sources, _, config = open_checked(path)
         return config, {name: shape_of(source) for name, source in sources.items()}
+
+
+def _kind_of(matrix: Tensor | QuantisedMatrix | FileMatrix) -> str:
+    if isinstance(matrix, FileMatrix):
+        return matrix.format
+    return matrix.kind if isinstance(matrix, QuantisedMatrix) else str(matrix.dtype).split(".")[1]
 
 
 @contextlib.contextmanager

@@ -2,10 +2,13 @@
 // launch_attention.cpp; no result depends on that choice.
 //
 // Order of every query, whatever else is computed with it. Its tokens 0..position are cut into spans of
-// kSpanTokens and those into steps of kLanes. A span starts from m = -inf, l = 0, acc = 0; each step does
-//   s[lane] = scale * (sum over d, ascending, from 0, of q[d] * k[lane][d])    lanes past the position: -inf
-//   m' = max(m, s);  c = exp(m - m');  p = exp(s - m');  l = l * c + sum(p)     sum: 16, 8, 4, 2, 1 lanes
-//   acc = acc * c;  acc += p[t] * v[t] for t ascending, live tokens only
+// kSpanTokens, and those into groups of kLanes. Over the tokens t of a span
+//   s[t] = (sum over d, ascending, from 0, of q[d] * k[t][d]) * scale         past the position: -inf
+//   m = max(s);  p = exp(s - m)
+//   l = sum((p of group 0 + p of group 1) + (p of group 2 + p of group 3))    sum: 16, 8, 4, 2, 1 lanes
+//   acc = sum over t, ascending, from 0, of p[t] * v[t]                       live tokens only
+// k and v are what is stored, exactly. Of KvType::kInt8 they are the integers: the sum over d is multiplied
+// by the key's scale, then by `scale`, and p[t] by the value's scale before it goes into acc, not into l.
 // Spans are folded into the first one in ascending order:
 //   M' = max(M, m);  C = exp(M - M');  c = exp(m - M');  L = L * C + l * c;  A = A * C + acc * c
 // and out = A / L. Source: online softmax, Milakov and Gimelshein (2018), arXiv:1805.02867, over blocks as in
@@ -18,6 +21,7 @@
 namespace pagecast {
 
 inline constexpr int kSpanTokens = 64;
+inline constexpr int kSpanGroups = kSpanTokens / kLanes;
 inline constexpr int kMaxHeadSize = 256;
 inline constexpr int kMaxTileQueries = 16;
 
@@ -46,8 +50,9 @@ struct AttentionItem {
   int32_t last_span;
   int32_t first_head;
   int32_t last_head;
-  int32_t split;      // which split query this is a part of, or -1: all spans are here
-  int32_t num_parts;  // items that the heads of a split query's item are cut into over spans
+  int32_t split;          // which split query this is a part of, or -1: all spans are here
+  int32_t num_parts;      // items that the heads of a split query's item are cut into over spans
+  int32_t first_partial;  // spans of other split queries whose partial results lie before this one's
 };
 
 // Floats of a span's partial result for the heads of one group: their m, their l, then their acc.
@@ -56,18 +61,21 @@ PAGECAST_INLINE int64_t partial_floats(const KvShape& shape) {
   return 2 * round_up(group) + group * shape.head_size;
 }
 
-// Floats of scratch for `count` query vectors of a KV head: q, acc, A and a step's weights, then m, l, M and
+// Floats of scratch for `count` query vectors of a KV head: q, acc, A and a span's weights, then m, l, M and
 // L.
 PAGECAST_INLINE int64_t tile_floats(int64_t count, int64_t head_size) {
-  return count * (3 * head_size + kLanes) + 4 * round_up(count);
+  return count * (3 * head_size + kSpanTokens) + 4 * round_up(count);
 }
+
+// Floats of a span's keys and values of one head.
+PAGECAST_INLINE int64_t span_floats(int64_t head_size) { return 2 * kSpanTokens * head_size; }
 
 // Floats of scratch that a thread needs: items have one query and any heads, or several queries and one head.
 PAGECAST_INLINE int64_t attention_scratch_floats(const KvShape& shape) {
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   const int64_t one_query = shape.num_kv_heads * tile_floats(group, shape.head_size);
   const int64_t one_head = tile_floats(kMaxTileQueries * group, shape.head_size);
-  return one_query > one_head ? one_query : one_head;
+  return span_floats(shape.head_size) + (one_query > one_head ? one_query : one_head);
 }
 
 struct AttentionKernels {

@@ -16,17 +16,18 @@ int64_t cost_of(const AttentionItem& item) {
 }  // namespace
 
 AttentionPlan::AttentionPlan(const int32_t* context_len, const int32_t* query_start, int num_kv_heads,
-                             int64_t max_context, int num_threads)
+                             int64_t max_context, int64_t max_partials, int num_threads)
     : context_len_(context_len),
       query_start_(query_start),
       num_kv_heads_(num_kv_heads),
       max_context_(max_context),
+      max_partials_(max_partials),
       num_threads_(num_threads) {}
 
 bool AttentionPlan::is_for(const int32_t* context_len, const int32_t* query_start, int num_kv_heads,
-                           int64_t max_context) const {
+                           int64_t max_context, int64_t max_partials) const {
   return context_len == context_len_ && query_start == query_start_ && num_kv_heads == num_kv_heads_ &&
-         max_context == max_context_;
+         max_context == max_context_ && max_partials == max_partials_;
 }
 
 void AttentionPlan::check(int64_t num_rows, int64_t num_tokens) const {
@@ -58,26 +59,29 @@ void AttentionPlan::add_tiles(int32_t row, int tile_queries) {
     const int32_t heads = count == 1 ? num_kv_heads_ : 1;
     for (int32_t head = 0; head < num_kv_heads_; head += heads)
       items_.push_back(
-          {row, first, position, count, 0, num_spans(position + count), head, head + heads, -1, 1});
+          {row, first, position, count, 0, num_spans(position + count), head, head + heads, -1, 1, 0});
   }
 }
 
 void AttentionPlan::add_split(int32_t row, int64_t wanted_parts) {
   const int32_t position = context_len_[row] - 1;
   const int32_t spans = num_spans(context_len_[row]);
-  const auto parts = static_cast<int32_t>(std::clamp<int64_t>(wanted_parts, 1, spans));
+  const bool is_kept = num_partials_ + spans <= max_partials_;
+  const auto parts = static_cast<int32_t>(std::clamp<int64_t>(wanted_parts, 1, is_kept ? spans : 1));
   // Too few spans to go round: heads apart too.
   const int32_t heads = wanted_parts > parts ? 1 : num_kv_heads_;
   const int32_t split = parts > 1 ? num_splits_++ : -1;
   for (int32_t part = 0; part < parts; ++part)
     for (int32_t head = 0; head < num_kv_heads_; head += heads)
       items_.push_back({row, query_start_[row], position, 1, spans * part / parts, spans * (part + 1) / parts,
-                        head, head + heads, split, parts});
+                        head, head + heads, split, parts, num_partials_});
+  if (split >= 0) num_partials_ += spans;
 }
 
 void AttentionPlan::cut(int64_t num_rows, int64_t num_tokens) {
   items_.clear();
   num_splits_ = 0;
+  num_partials_ = 0;
   check(num_rows, num_tokens);
   int64_t num_tiles = 0;
   cost_ = 0;

@@ -13,12 +13,13 @@ namespace pagecast {
 // Made anew for every run, once for all layers that read the same rows.
 class AttentionPlan {
  public:
-  // `context_len` [max_rows] and `query_start` [max_rows + 1] are read at every run.
+  // `context_len` [max_rows] and `query_start` [max_rows + 1] are read at every run. All split queries of a
+  // run have at most `max_partials` spans.
   AttentionPlan(const int32_t* context_len, const int32_t* query_start, int num_kv_heads, int64_t max_context,
-                int num_threads);
+                int64_t max_partials, int num_threads);
 
-  bool is_for(const int32_t* context_len, const int32_t* query_start, int num_kv_heads,
-              int64_t max_context) const;
+  bool is_for(const int32_t* context_len, const int32_t* query_start, int num_kv_heads, int64_t max_context,
+              int64_t max_partials) const;
 
   // Cuts the live rows. Throws std::invalid_argument where query_start does not rise from 0 to num_tokens or
   // a row with tokens has a context_len below their number or above max_context.
@@ -28,6 +29,14 @@ class AttentionPlan {
   const std::vector<AttentionItem>& items() const { return items_; }
   // Spans times queries of all rows.
   int64_t cost() const { return cost_; }
+
+  // Spans that split queries of a run have at most, all together, where a row has up to `max_context` tokens:
+  // their partial results are kept until all of a query's are there. Longer ones are not split.
+  static int64_t max_partials(const KvShape& shape, int64_t max_context, int num_threads) {
+    const int64_t fit = kMaxPartialBytes / 4 / (shape.num_kv_heads * partial_floats(shape));
+    const int64_t needed = max_splits(num_threads) * num_spans(max_context);
+    return fit < needed ? fit : needed;
+  }
 
   // Queries that are split over spans are fewer than this.
   static int64_t max_splits(int num_threads) { return int64_t{kItemsPerThread} * num_threads; }
@@ -40,6 +49,8 @@ class AttentionPlan {
   // With fewer items than this for each thread, threads would wait for the one with the last long item.
   static constexpr int kItemsPerThread = 8;
   static constexpr int kMinTileQueries = 4;
+  // Sixteen rows of 8,192 tokens of a model with 8 KV heads of 128 have some 35 MB.
+  static constexpr int64_t kMaxPartialBytes = int64_t{64} << 20;
 
   void check(int64_t num_rows, int64_t num_tokens) const;
   void add_tiles(int32_t row, int tile_queries);
@@ -49,9 +60,11 @@ class AttentionPlan {
   const int32_t* query_start_;
   int num_kv_heads_;
   int64_t max_context_;
+  int64_t max_partials_;
   int num_threads_;
   std::vector<AttentionItem> items_;
   int32_t num_splits_ = 0;
+  int32_t num_partials_ = 0;
   int64_t cost_ = 0;
 };
 

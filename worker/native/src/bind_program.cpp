@@ -13,22 +13,34 @@
 namespace pagecast {
 namespace {
 
+Activations to_activations(const std::string& name) {
+  if (name == "float32") return Activations::kFloat32;
+  if (name == "int8") return Activations::kInt8;
+  throw std::invalid_argument("activations: \"" + name + "\", must be \"float32\" or \"int8\"");
+}
+
+const char* name_of(Activations activations) {
+  return activations == Activations::kInt8 ? "int8" : "float32";
+}
+
 // A program and the arrays that its launches point to. Objects (weights, views, layers, the team) are held by
 // nanobind, see keep_alive below.
 class HeldProgram {
  public:
-  HeldProgram(Team& team, int64_t max_tokens, int64_t max_rows, const std::optional<std::string>& kernel_set)
-      : program_(team, max_tokens, max_rows, kernel_set ? kernel_set->c_str() : nullptr) {}
+  HeldProgram(Team& team, int64_t max_tokens, int64_t max_rows, const std::optional<std::string>& kernel_set,
+              const std::string& activations)
+      : program_(team, max_tokens, max_rows, kernel_set ? kernel_set->c_str() : nullptr,
+                 to_activations(activations)) {}
 
   const Program& program() const { return program_; }
 
   int64_t run(int64_t num_tokens, int64_t num_rows, int64_t num_logits) {
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     return program_.run({num_tokens, num_rows, num_logits});
   }
 
   void embedding(const PackedMatrix& weight, const AnyArray& token_ids, const HeldView& out) {
-    program_.embedding(weight.panels(), ints("embedding: token_ids", token_ids), out.view);
+    program_.embedding(weight.segments(), ints("embedding: token_ids", token_ids), out.view);
     hold(token_ids);
   }
 
@@ -57,11 +69,11 @@ class HeldProgram {
   }
 
   void linear(const HeldView& x, const PackedMatrix& weight, const HeldView& out) {
-    program_.linear(x.view, weight.panels(), out.view);
+    program_.linear(x.view, weight.segments(), out.view);
   }
 
   void linear_swiglu(const HeldView& x, const PackedMatrix& weight, const HeldView& out) {
-    program_.linear_swiglu(x.view, weight.panels(), out.view);
+    program_.linear_swiglu(x.view, weight.segments(), out.view);
   }
 
   void rope(const HeldView& x, const AnyArray& position, const AnyArray& cos, const AnyArray& sin,
@@ -128,8 +140,9 @@ void bind_program(nb::module_& module) {
   using Held = HeldProgram;
   // keep_alive<1, n>: the program (1) holds argument n of the method, which counts the program itself.
   nb::class_<Held>(module, "Program")
-      .def(nb::init<Team&, int64_t, int64_t, const std::optional<std::string>&>(), "team"_a, nb::kw_only(),
-           "max_tokens"_a, "max_rows"_a, "kernel_set"_a = nb::none(), nb::keep_alive<1, 2>())
+      .def(nb::init<Team&, int64_t, int64_t, const std::optional<std::string>&, const std::string&>(),
+           "team"_a, nb::kw_only(), "max_tokens"_a, "max_rows"_a, "kernel_set"_a = nb::none(),
+           "activations"_a = "float32", nb::keep_alive<1, 2>())
       .def("embedding", &Held::embedding, "weight"_a, "token_ids"_a, "out"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 4>())
       .def("rms_norm", &Held::rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a, nb::keep_alive<1, 2>(),
@@ -161,6 +174,7 @@ void bind_program(nb::module_& module) {
       .def("run", &Held::run, "num_tokens"_a, "num_rows"_a, "num_logits"_a)
       .def_prop_ro("num_launches", [](const Held& self) { return self.program().num_launches(); })
       .def_prop_ro("kernel_set", [](const Held& self) { return std::string(self.program().kernel_set()); })
+      .def_prop_ro("activations", [](const Held& self) { return name_of(self.program().activations()); })
       .def_prop_ro("busy_ns", [](const Held& self) { return self.program().busy_ns(); })
       .def_prop_ro("launch_ns", [](const Held& self) { return self.program().launch_ns(); });
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "operands.h"
+#include "unlocked.h"
 
 namespace pagecast {
 
@@ -50,5 +51,6 @@ inline Array<float> to_floats(const std::string& name, const AnyArray& array) {
 }
 
 void bind_program(nb::module_& module);
+void bind_sampler(nb::module_& module);
 
 }  // namespace pagecast

@@ -4,27 +4,52 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace pagecast {
 namespace {
 
 #if defined(__x86_64__)
 // The compiler's runtime asks cpuid and whether the operating system saves the registers.
-bool runs_avx512() {
+[[maybe_unused]] bool runs_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
-bool runs_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+[[maybe_unused]] bool runs_avx512vnni() { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+// Not every compiler's runtime knows F16C and AVX-VNNI by name. They use the registers of AVX2.
+[[maybe_unused]] bool runs_avx2() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+[[maybe_unused]] bool runs_avx2vnni() {
+  constexpr unsigned kAvxVnni = 1u << 4;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return runs_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & kAvxVnni) != 0;
+}
 #endif
 
 }  // namespace
 
 std::vector<const Kernels*> kernel_sets() {
   std::vector<const Kernels*> sets;
-#if defined(__x86_64__)
+#ifdef PAGECAST_HAS_AVX512VNNI
+  if (runs_avx512vnni()) sets.push_back(&avx512vnni_kernels());
+#endif
+#ifdef PAGECAST_HAS_AVX512
   if (runs_avx512()) sets.push_back(&avx512_kernels());
+#endif
+#ifdef PAGECAST_HAS_AVX2VNNI
+  if (runs_avx2vnni()) sets.push_back(&avx2vnni_kernels());
+#endif
+#ifdef PAGECAST_HAS_AVX2
   if (runs_avx2()) sets.push_back(&avx2_kernels());
-#elif defined(__aarch64__)
+#endif
+#ifdef PAGECAST_HAS_NEON
   sets.push_back(&neon_kernels());
 #endif
   sets.push_back(&baseline_kernels());

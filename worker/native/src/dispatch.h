@@ -8,7 +8,7 @@
 namespace pagecast {
 
 // Goes into the fingerprint of a plan's numerics: changes whenever a fused set's bits do.
-inline constexpr int kKernelVersion = 1;
+inline constexpr int kKernelVersion = 2;
 
 // The sets that this machine runs, the fastest first; "baseline" is always among them.
 std::vector<const Kernels*> kernel_sets();

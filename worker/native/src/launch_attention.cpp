@@ -25,19 +25,21 @@ AttentionPlan& Program::check_rows(const Checks& checks, const View& q, const Ar
   checks.array("query_start", query_start, 1, capacity_.rows + 1);
   checks.require(max_context < (int64_t{1} << 30), "keys",
                  "room for " + number(max_context) + " tokens a row");
+  const int64_t max_partials = AttentionPlan::max_partials(shape, max_context, team_.size());
   for (const auto& plan : plans_)
-    if (plan->is_for(context_len.data, query_start.data, shape.num_kv_heads, max_context)) return *plan;
+    if (plan->is_for(context_len.data, query_start.data, shape.num_kv_heads, max_context, max_partials))
+      return *plan;
   plans_.push_back(std::make_unique<AttentionPlan>(context_len.data, query_start.data, shape.num_kv_heads,
-                                                   max_context, team_.size()));
+                                                   max_context, max_partials, team_.size()));
   return *plans_.back();
 }
 
 void Program::push_attention(const AttentionCall& call, AttentionPlan& plan, int64_t max_context,
                              bool is_paged) {
-  const int64_t max_spans = AttentionPlan::num_spans(max_context);
   const int64_t splits = AttentionPlan::max_splits(team_.size());
   const int64_t thread_floats = attention_scratch_floats(call.shape);
-  const int64_t partials = splits * max_spans * call.shape.num_kv_heads * partial_floats(call.shape);
+  const int64_t partials = AttentionPlan::max_partials(call.shape, max_context, team_.size()) *
+                           call.shape.num_kv_heads * partial_floats(call.shape);
   scratch_.threads.resize(static_cast<size_t>(team_.size()));
   if (splits * call.shape.num_kv_heads > scratch_.num_arrivals) {
     scratch_.num_arrivals = splits * call.shape.num_kv_heads;
@@ -51,15 +53,13 @@ void Program::push_attention(const AttentionCall& call, AttentionPlan& plan, int
     scratch_.partials = make_floats(partials);
     scratch_.partial_floats = partials;
   }
-  const int64_t group = call.shape.num_heads / call.shape.num_kv_heads;
-  push(Extent::kTokens, 0, group * call.shape.head_size * kSpanTokens / 2,
-       [this, call, &plan, max_spans, is_paged](const Share& share) {
-         attend(call, plan, max_spans, is_paged, share);
-       });
+  // Four multiply-adds in the time of an element.
+  push(Extent::kTokens, 0, int64_t{call.shape.num_heads} * call.shape.head_size * kSpanTokens / 2,
+       [this, call, &plan, is_paged](const Share& share) { attend(call, plan, is_paged, share); });
   launches_.back().attention = &plan;
 }
 
-void Program::attend(const AttentionCall& call, const AttentionPlan& plan, int64_t max_spans, bool is_paged,
+void Program::attend(const AttentionCall& call, const AttentionPlan& plan, bool is_paged,
                      const Share& share) {
   const AttentionKernels& kernels = *kernels_.attention;
   float* scratch = scratch_.threads[static_cast<size_t>(share.thread)].get();
@@ -71,7 +71,7 @@ void Program::attend(const AttentionCall& call, const AttentionPlan& plan, int64
       continue;
     }
     float* partials =
-        scratch_.partials.get() + item.split * max_spans * num_kv_heads * partial_floats(call.shape);
+        scratch_.partials.get() + item.first_partial * num_kv_heads * partial_floats(call.shape);
     (is_paged ? kernels.paged_spans : kernels.dense_spans)(call, item, scratch, partials);
     // The last part to be done folds all of them, in the order of spans, whoever computed what.
     std::atomic<int>& arrivals =
@@ -94,7 +94,8 @@ void Program::paged_attention(const View& q, const KvView& keys, const KvView& v
   checks.array("block_table", block_table, 2, capacity_.rows);
   checks.require(block_table.shape[1] >= 1, "block_table", "no columns");
   const KvShape shape = {static_cast<int>(keys.block_size), static_cast<int>(keys.head_size),
-                         static_cast<int>(q.width / keys.head_size), static_cast<int>(keys.num_kv_heads)};
+                         static_cast<int>(q.width / keys.head_size), static_cast<int>(keys.num_kv_heads),
+                         keys.type};
   const int64_t max_context = block_table.shape[1] * keys.block_size;
   AttentionPlan& plan = check_rows(checks, q, context_len, query_start, shape, max_context, out);
   const AttentionCall call = {q.rows(), out.rows(),       keys.layer(),         values.layer(),
@@ -131,9 +132,13 @@ void Program::dense_attention(const View& q, const Array<float>& keys, const Arr
                                    token % kLanes)] = keys.data[(head * context + token) * head_size + d];
 
   // The kernel only reads them.
-  const KvLayer value_layer = {const_cast<float*>(values.data), 0, context * head_size};
-  const AttentionCall call = {
-      q.rows(), out.rows(), {panels.get(), 0, head_floats}, value_layer, shape, nullptr, 0, scale};
+  const auto layer_of = [](const float* data, int64_t floats) {
+    auto* bytes = reinterpret_cast<std::byte*>(const_cast<float*>(data));
+    return KvLayer{bytes, 0, floats * int64_t{sizeof(float)}};
+  };
+  const KvLayer key_layer = layer_of(panels.get(), head_floats);
+  const KvLayer value_layer = layer_of(values.data, context * head_size);
+  const AttentionCall call = {q.rows(), out.rows(), key_layer, value_layer, shape, nullptr, 0, scale};
   dense_keys_.push_back(std::move(panels));
   push_attention(call, plan, context, false);
 }

@@ -1,4 +1,4 @@
-// The launches that are cut by rows or panels: what each checks and which kernel it calls.
+// The launches that are cut by rows: what each checks and which kernel it calls.
 #include <limits>
 
 #include "program.h"
@@ -11,12 +11,9 @@ constexpr int64_t kStoreCost = 32;
 
 int as_int(int64_t value) { return static_cast<int>(value); }
 
-void check_panels(const Checks& checks, const Panels& weight, const View& x) {
-  checks.equal("x", "width", x.width, weight.num_columns);
-}
-
 KvShape shape_of(const KvView& keys, int64_t num_heads) {
-  return {as_int(keys.block_size), as_int(keys.head_size), as_int(num_heads), as_int(keys.num_kv_heads)};
+  return {as_int(keys.block_size), as_int(keys.head_size), as_int(num_heads), as_int(keys.num_kv_heads),
+          keys.type};
 }
 
 void check_store(const Checks& checks, const View& k, const View& v, const Array<int64_t>& slot_mapping,
@@ -40,16 +37,6 @@ void Program::check_rope(const Checks& checks, const Array<int32_t>& position, c
   checks.require(sin.shape == cos.shape, "sin", "another shape than cos");
 }
 
-void Program::embedding(const Panels& weight, const Array<int32_t>& token_ids, const View& out) {
-  const Checks checks = this->checks("embedding");
-  checks.array("token_ids", token_ids, 1, capacity_.tokens);
-  checks.view("out", out, weight.num_columns, Extent::kTokens);
-  push(out.extent, 0, out.width,
-       [kernel = kernels_.embedding, weight, ids = token_ids.data, to = out.rows()](const Share& share) {
-         kernel(weight, ids, share.first, share.last, to);
-       });
-}
-
 void Program::rms_norm(const View& x, const Array<float>& weight, float eps, const View& out) {
   const Checks checks = this->checks("rms_norm");
   checks.view("x", x);
@@ -58,11 +45,11 @@ void Program::rms_norm(const View& x, const Array<float>& weight, float eps, con
   checks.require(eps > 0.0f && eps < std::numeric_limits<float>::infinity(), "eps", "must be positive");
   checks.view("out", out, x.width, x.extent);
   checks.apart("out", out, "x", x);
-  push(out.extent, 0, x.width,
-       [kernel = kernels_.rms_norm, from = x.rows(), scale = weight.data, width = as_int(x.width), eps,
-        to = out.rows()](const Share& share) {
-         kernel(from, scale, width, eps, share.first, share.last, to);
-       });
+  push_rows(out, x.width,
+            [kernel = kernels_.rms_norm, from = x.rows(), scale = weight.data, width = as_int(x.width), eps,
+             to = out.rows()](const Share& share) {
+              kernel(from, scale, width, eps, share.first, share.last, to);
+            });
 }
 
 void Program::add_rms_norm(const View& x, const View& y, const Array<float>& weight, float eps,
@@ -80,11 +67,11 @@ void Program::add_rms_norm(const View& x, const View& y, const Array<float>& wei
   checks.apart("out", out, "x", x);
   checks.apart("out", out, "y", y);
   checks.apart("out", out, "sum", sum);
-  push(out.extent, 0, 2 * x.width,
-       [kernel = kernels_.add_rms_norm, a = x.rows(), b = y.rows(), scale = weight.data,
-        width = as_int(x.width), eps, total = sum.rows(), to = out.rows()](const Share& share) {
-         kernel(a, b, scale, width, eps, share.first, share.last, total, to);
-       });
+  push_rows(out, 2 * x.width,
+            [kernel = kernels_.add_rms_norm, a = x.rows(), b = y.rows(), scale = weight.data,
+             width = as_int(x.width), eps, total = sum.rows(), to = out.rows()](const Share& share) {
+              kernel(a, b, scale, width, eps, share.first, share.last, total, to);
+            });
 }
 
 void Program::add(const View& x, const View& y, const View& out) {
@@ -94,9 +81,9 @@ void Program::add(const View& x, const View& y, const View& out) {
   checks.view("out", out, x.width, x.extent);
   checks.apart("out", out, "x", x);
   checks.apart("out", out, "y", y);
-  push(out.extent, 0, x.width,
-       [kernel = kernels_.add, a = x.rows(), b = y.rows(), width = as_int(x.width),
-        to = out.rows()](const Share& share) { kernel(a, b, width, share.first, share.last, to); });
+  push_rows(out, x.width,
+            [kernel = kernels_.add, a = x.rows(), b = y.rows(), width = as_int(x.width),
+             to = out.rows()](const Share& share) { kernel(a, b, width, share.first, share.last, to); });
 }
 
 void Program::swiglu(const View& gate, const View& up, const View& out) {
@@ -106,9 +93,9 @@ void Program::swiglu(const View& gate, const View& up, const View& out) {
   checks.view("out", out, gate.width, gate.extent);
   checks.apart("out", out, "gate", gate);
   checks.apart("out", out, "up", up);
-  push(out.extent, 0, 4 * gate.width,
-       [kernel = kernels_.swiglu, g = gate.rows(), u = up.rows(), width = as_int(gate.width),
-        to = out.rows()](const Share& share) { kernel(g, u, width, share.first, share.last, to); });
+  push_rows(out, 4 * gate.width,
+            [kernel = kernels_.swiglu, g = gate.rows(), u = up.rows(), width = as_int(gate.width),
+             to = out.rows()](const Share& share) { kernel(g, u, width, share.first, share.last, to); });
 }
 
 void Program::select_rows(const View& x, const Array<int32_t>& index, const View& out) {
@@ -117,36 +104,10 @@ void Program::select_rows(const View& x, const Array<int32_t>& index, const View
   checks.view("out", out, x.width, out.extent);
   checks.array("index", index, 1, capacity_.of(out.extent));
   checks.apart("out", out, "x", x);
-  push(out.extent, 0, x.width,
-       [kernel = kernels_.select_rows, from = x.rows(), rows = index.data, width = as_int(x.width),
-        to = out.rows()](const Share& share) { kernel(from, rows, width, share.first, share.last, to); });
-}
-
-void Program::linear(const View& x, const Panels& weight, const View& out) {
-  const Checks checks = this->checks("linear");
-  checks.view("x", x);
-  check_panels(checks, weight, x);
-  checks.view("out", out, weight.num_rows, x.extent);
-  checks.apart("out", out, "x", x);
-  push(out.extent, weight.num_panels(), weight.num_rows * weight.num_columns / 4,
-       [kernel = kernels_.linear, from = x.rows(), weight, to = out.rows()](const Share& share) {
-         kernel(from, as_int(share.num_rows), weight, share.first, share.last, to);
-       });
-}
-
-void Program::linear_swiglu(const View& x, const Panels& weight, const View& out) {
-  const Checks checks = this->checks("linear_swiglu");
-  checks.view("x", x);
-  check_panels(checks, weight, x);
-  checks.require(weight.num_rows % (2 * kLanes) == 0, "weight",
-                 std::to_string(weight.num_rows) + " rows, gate and up must have a multiple of " +
-                     std::to_string(kLanes) + " each");
-  checks.view("out", out, weight.num_rows / 2, x.extent);
-  checks.apart("out", out, "x", x);
-  push(out.extent, weight.num_panels() / 2, weight.num_rows * weight.num_columns / 4,
-       [kernel = kernels_.linear_swiglu, from = x.rows(), weight, to = out.rows()](const Share& share) {
-         kernel(from, as_int(share.num_rows), weight, share.first, share.last, to);
-       });
+  push_rows(
+      out, x.width,
+      [kernel = kernels_.select_rows, from = x.rows(), rows = index.data, width = as_int(x.width),
+       to = out.rows()](const Share& share) { kernel(from, rows, width, share.first, share.last, to); });
 }
 
 void Program::rope(const View& x, const Array<int32_t>& position, const Array<float>& cos,
@@ -161,10 +122,10 @@ void Program::rope(const View& x, const Array<int32_t>& position, const Array<fl
   check_rope(checks, position, cos, sin, head_size);
   checks.view("out", out, x.width, Extent::kTokens);
   checks.apart("out", out, "x", x);
-  push(out.extent, 0, 2 * x.width,
-       [kernel = kernels_.rope, from = x.rows(), heads = as_int(x.width / head_size),
-        size = as_int(head_size), at = position.data, table = Rope{cos.data, sin.data}, to = out.rows()](
-           const Share& share) { kernel(from, heads, size, at, table, share.first, share.last, to); });
+  push_rows(out, 2 * x.width,
+            [kernel = kernels_.rope, from = x.rows(), heads = as_int(x.width / head_size),
+             size = as_int(head_size), at = position.data, table = Rope{cos.data, sin.data}, to = out.rows()](
+                const Share& share) { kernel(from, heads, size, at, table, share.first, share.last, to); });
 }
 
 void Program::store_kv(const View& k, const View& v, const Array<int64_t>& slot_mapping, const KvView& keys,

@@ -43,9 +43,10 @@ struct Array {
   std::vector<int64_t> shape;
 };
 
-// One layer's keys or values within a pool of `data_size` floats; see KvLayer for the order within a block.
+// One layer's keys or values within a pool of `data_size` bytes; offset and strides are bytes too. See
+// KvLayer for the order within a block.
 struct KvView {
-  float* data;
+  std::byte* data;
   int64_t data_size;
   int64_t offset;
   int64_t num_blocks;
@@ -54,6 +55,7 @@ struct KvView {
   int64_t num_kv_heads;
   int64_t head_size;
   int64_t block_size;
+  KvType type = KvType::kFloat32;
 
   KvLayer layer() const { return {data + offset, block_stride, head_stride}; }
 };

@@ -1,12 +1,12 @@
 #include "program.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <stdexcept>
 #include <string>
-
-#include "shares.h"
 
 namespace pagecast {
 namespace {
@@ -21,6 +21,18 @@ void fetch(const T& value) {
   for (size_t offset = 0; offset < sizeof(T); offset += 64)
     __builtin_prefetch(reinterpret_cast<const char*>(&value) + offset);
 }
+
+// An eighth of the core's own cache: the rest is for what the launch at hand works on.
+int64_t ahead_bytes() {
+  constexpr int64_t kLeast = 32 * 1024, kMost = 256 * 1024;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  return std::clamp(static_cast<int64_t>(sysconf(_SC_LEVEL2_CACHE_SIZE)) / 8, kLeast, kMost);
+#else
+  return kLeast;
+#endif
+}
+
+void prefetch(const std::byte* line) { __builtin_prefetch(line, 0, 2); }
 
 Sizes checked_capacity(int64_t max_tokens, int64_t max_rows) {
   constexpr int64_t kMax = int64_t{1} << 24;
@@ -44,14 +56,28 @@ void check_live(const char* name, int64_t live, int64_t capacity) {
 
 }  // namespace
 
-Program::Program(Team& team, int64_t max_tokens, int64_t max_rows, const char* kernel_set)
+Program::Program(Team& team, int64_t max_tokens, int64_t max_rows, const char* kernel_set,
+                 Activations activations)
     : team_(team),
       kernels_(kernels_for(kernel_set)),
       capacity_(checked_capacity(max_tokens, max_rows)),
-      body_ticks_(static_cast<size_t>(team.size())) {}
+      activations_(activations),
+      body_ticks_(static_cast<size_t>(team.size())),
+      max_ahead_bytes_(ahead_bytes()),
+      shares_(team.size()) {}
 
 void Program::push(Extent extent, int64_t num_panels, int64_t cost, std::function<void(const Share&)> body) {
   launches_.push_back({extent, num_panels, nullptr, cost, std::move(body)});
+}
+
+void Program::push_rows(const View& out, int64_t cost, std::function<void(const Share&)> body) {
+  push(out.extent, 0, cost, std::move(body));
+  launches_.back().wrote = out;
+}
+
+size_t Program::num_launches() const {
+  return static_cast<size_t>(std::count_if(launches_.begin(), launches_.end(),
+                                           [](const Launch& launch) { return !launch.counts_to_next; }));
 }
 
 int64_t Program::run(const Sizes& live) {
@@ -63,8 +89,8 @@ int64_t Program::run(const Sizes& live) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
   const int64_t first_tick = ticks();
-  next_shared_ = run_serial(0, 0);
-  if (next_shared_ < launches_.size())
+  run_serial(0, first_shared_, 0, [] {});
+  if (first_shared_ < launches_.size())
     lease.run([](void* program, int thread) { static_cast<Program*>(program)->work(thread); }, this);
   const int64_t num_ticks = ticks() - first_tick;
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
@@ -90,47 +116,71 @@ void Program::prepare(const Sizes& live) {
       now.num_units = launch.num_panels == 0 || now.num_rows == 0 ? now.num_rows : launch.num_panels;
     }
     now.is_serial = team_.size() == 1 || cost <= kSerialCost || now.num_units < 2;
-    if (!now.is_serial) last_shared_ = i;
   }
+  size_t shared = launches_.size(), weights = launches_.size();
+  for (size_t i = launches_.size(); i-- > 0;) {
+    live_[i].next_shared = shared;
+    live_[i].next_weights = weights;
+    if (live_[i].is_serial) continue;
+    shared = i;
+    if (!launches_[i].weights.empty()) weights = i;
+  }
+  first_shared_ = shared;
+  if (shared == launches_.size()) return;
+  for (int thread = 0; thread < team_.size(); ++thread) shares_.lay_out(0, live_[shared].num_units, thread);
 }
 
 void Program::work(int thread) {
-  const size_t last = last_shared_;
-  for (size_t launch = next_shared_;; launch = next_shared_) {
-    run_shared(launch, thread);
-    if (launch != last) {
+  const size_t none = launches_.size();
+  size_t launch = first_shared_, fetched = none;
+  WeightsAhead ahead;
+  for (int turn = 0;; turn = 1 - turn) {
+    run_shared(launch, turn, thread);
+    const size_t next = live_[launch].next_shared, next_weights = live_[launch].next_weights;
+    if (next != none) {
+      shares_.lay_out(1 - turn, live_[next].num_units, thread);
       fetch(launches_[launch + 1]);
       fetch(live_[launch + 1]);
+      if (next != launch + 1) {
+        fetch(launches_[next]);
+        fetch(live_[next]);
+      }
     }
-    team_.meet([&] {
-      claimed_.store(0, std::memory_order_relaxed);
-      next_shared_ = run_serial(launch + 1, thread);
-    });
+    // Where a launch without weights lies between, what is fetched is fetched at both meetings before.
+    if (next_weights != fetched) ahead = weights_ahead(next_weights, thread);
+    fetched = next_weights;
+    const auto idle = [&] { return ahead.look(prefetch); };
+    team_.meet([&] { run_serial(launch + 1, next, thread, idle); }, idle);
     // After the last meeting the caller may be in its next run already, or the program gone.
-    if (launch == last) return;
+    if (next == none) return;
+    launch = next;
   }
 }
 
-size_t Program::run_serial(size_t launch, int thread) {
-  while (launch < launches_.size() && live_[launch].is_serial) {
-    if (live_[launch].num_units > 0) run_timed(launch, 0, live_[launch].num_units, thread);
-    ++launch;
+WeightsAhead Program::weights_ahead(size_t launch, int thread) const {
+  if (launch == launches_.size()) return {};
+  const int64_t num_units = live_[launch].num_units;
+  return {launches_[launch].weights, own_begin(num_units, team_.size(), thread),
+          own_begin(num_units, team_.size(), thread + 1), max_ahead_bytes_};
+}
+
+template <typename Idle>
+void Program::run_serial(size_t first, size_t last, int thread, Idle&& idle) {
+  for (size_t i = first; i < last; ++i) {
+    const Live& live = live_[i];
+    idle();
+    if (live.num_units == 0) continue;
+    const int64_t start = ticks();
+    launches_[i].body({live.num_rows, 0, live.num_units, thread});
+    body_ticks_[static_cast<size_t>(thread)][i] = ticks() - start;
   }
-  return launch;
 }
 
-void Program::run_timed(size_t launch, int64_t first, int64_t last, int thread) {
+void Program::run_shared(size_t launch, int turn, int thread) {
   const int64_t start = ticks();
-  launches_[launch].body({live_[launch].num_rows, first, last, thread});
-  body_ticks_[static_cast<size_t>(thread)][launch] = ticks() - start;
-}
-
-void Program::run_shared(size_t launch, int thread) {
-  const int64_t start = ticks();
-  const Live& live = live_[launch];
+  const int64_t num_rows = live_[launch].num_rows;
   const auto& body = launches_[launch].body;
-  share_units(claimed_, live.num_units, team_.size(), thread,
-              [&](int64_t first, int64_t last) { body({live.num_rows, first, last, thread}); });
+  shares_.share(turn, thread, [&](int64_t first, int64_t last) { body({num_rows, first, last, thread}); });
   body_ticks_[static_cast<size_t>(thread)][launch] = ticks() - start;
 }
 
@@ -145,8 +195,13 @@ int64_t Program::to_ns(int64_t ticks) const {
 }
 
 std::vector<int64_t> Program::launch_ns() const {
-  std::vector<int64_t> longest(launches_.size());
-  for (size_t i = 0; i < longest.size(); ++i) longest[i] = to_ns(longest_ticks(i));
+  std::vector<int64_t> longest;
+  int64_t in_front = 0;
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    const int64_t ticks = longest_ticks(i) + in_front;
+    in_front = launches_[i].counts_to_next ? ticks : 0;
+    if (!launches_[i].counts_to_next) longest.push_back(to_ns(ticks));
+  }
   return longest;
 }
 

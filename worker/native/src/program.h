@@ -7,12 +7,17 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
+#include "ahead.h"
 #include "attention_plan.h"
-#include "kernels.h"
+#include "int8.h"
 #include "operands.h"
 #include "scratch.h"
+#include "shares.h"
 #include "team.h"
 #include "ticks.h"
 
@@ -32,27 +37,37 @@ struct Launch {
   Extent extent;
   int64_t num_panels;        // 0: cut by rows
   AttentionPlan* attention;  // non-null: cut by its items
-  int64_t cost;              // of a row over all panels: elements moved or multiply-adds
+  int64_t cost;              // of a row over all panels, in moved elements: about 0.12 ns each
   std::function<void(const Share&)> body;
+  // What a thread may fetch before the launch begins; empty where there is nothing worth it.
+  std::vector<WeightStream> weights = {};
+  std::optional<View> wrote = {};  // of a launch cut by rows: those of its last result, whole in its body
+  bool counts_to_next = false;     // added in front of an operator's own launch, to which its time belongs
 };
+
+// What products with quantised weights multiply these with: rows as they are, or rounded to eight bits (see
+// int8.h). Products with other weights take rows as they are.
+enum class Activations { kFloat32, kInt8 };
 
 class Program {
  public:
   // `kernel_set` as for kernels_for. Throws std::invalid_argument for sizes below 1.
-  Program(Team& team, int64_t max_tokens, int64_t max_rows, const char* kernel_set);
+  Program(Team& team, int64_t max_tokens, int64_t max_rows, const char* kernel_set,
+          Activations activations = Activations::kFloat32);
 
   // Each adds a launch; what its operands point to must outlive the program. Throws std::invalid_argument
   // that names operator and argument where memory or shapes are not fit for the full capacity; nothing is
   // added then.
-  void embedding(const Panels& weight, const Array<int32_t>& token_ids, const View& out);
+  // A weight is its segments, see PackedMatrix; embedding and linear_swiglu take one segment only.
+  void embedding(std::span<const Panels> weight, const Array<int32_t>& token_ids, const View& out);
   void rms_norm(const View& x, const Array<float>& weight, float eps, const View& out);
   void add_rms_norm(const View& x, const View& y, const Array<float>& weight, float eps, const View& sum,
                     const View& out);
   void add(const View& x, const View& y, const View& out);
   void swiglu(const View& gate, const View& up, const View& out);
   void select_rows(const View& x, const Array<int32_t>& index, const View& out);
-  void linear(const View& x, const Panels& weight, const View& out);
-  void linear_swiglu(const View& x, const Panels& weight, const View& out);
+  void linear(const View& x, std::span<const Panels> weight, const View& out);
+  void linear_swiglu(const View& x, std::span<const Panels> weight, const View& out);
   void rope(const View& x, const Array<int32_t>& position, const Array<float>& cos, const Array<float>& sin,
             const View& out);
   void store_kv(const View& k, const View& v, const Array<int64_t>& slot_mapping, const KvView& keys,
@@ -75,8 +90,10 @@ class Program {
   // run is hand-over, meetings and bookkeeping.
   int64_t run(const Sizes& live);
 
-  size_t num_launches() const { return launches_.size(); }
+  // One for each operator that was added; what it needs in front of it is part of it.
+  size_t num_launches() const;
   const char* kernel_set() const { return kernels_.name; }
+  Activations activations() const { return activations_; }
   // Of the last run, launch by launch.
   std::vector<int64_t> launch_ns() const;
   // Time of the last run inside bodies as a mean over threads: less by what threads wait for one another
@@ -89,36 +106,59 @@ class Program {
     int64_t num_rows;
     int64_t num_units;
     bool is_serial;  // too little to share: whoever is the last to end the launch before it does it all
+    // The first ones behind it that are shared, and shared and read weights; the number of launches: none.
+    size_t next_shared;
+    size_t next_weights;
   };
 
   // What all attention launches share.
   struct AttentionScratch {
     std::vector<Floats> threads;
     int64_t thread_floats = 0;
-    Floats partials;  // [split query][span][KV head]
+    Floats partials;  // [spans of split queries][KV head]
     int64_t partial_floats = 0;
     std::unique_ptr<std::atomic<int>[]> arrivals;  // parts done, [split query][first KV head of the item]
     int64_t num_arrivals = 0;
   };
 
+  // Rows of activations in eight bits, those of one product at a time. Biases are kept by a weight's offset.
+  struct Int8Scratch {
+    Floats quants, scales, scaled_sums;
+    std::vector<std::pair<int, Floats>> biases;
+    int64_t num_elements = 0;
+
+    Int8Rows rows(int64_t num_columns, int offset) const;
+    // Room for that many rows, or columns, at least, and biases for the offsets. Nothing has changed where it
+    // throws.
+    void reserve(int64_t num_rows, int64_t num_columns, std::span<const int> offsets);
+  };
+  struct Product;
+
   Checks checks(const char* op) const { return Checks(op, capacity_); }
   void push(Extent extent, int64_t num_panels, int64_t cost, std::function<void(const Share&)> body);
+  // A launch cut by the rows of `out`, its last result.
+  void push_rows(const View& out, int64_t cost, std::function<void(const Share&)> body);
+  // Rounds x for the product with these segments that is added next, where one asks for it: in the launch
+  // before, if that is cut by rows and wrote x, else in one in front of the product.
+  void quantise_before(const View& x, std::span<const Panels> segments);
   void check_rope(const Checks& checks, const Array<int32_t>& position, const Array<float>& cos,
                   const Array<float>& sin, int64_t head_size) const;
   AttentionPlan& check_rows(const Checks& checks, const View& q, const Array<int32_t>& context_len,
                             const Array<int32_t>& query_start, const KvShape& shape, int64_t max_context,
                             const View& out);
   void push_attention(const AttentionCall& call, AttentionPlan& plan, int64_t max_context, bool is_paged);
-  void attend(const AttentionCall& call, const AttentionPlan& plan, int64_t max_spans, bool is_paged,
-              const Share& share);
+  void attend(const AttentionCall& call, const AttentionPlan& plan, bool is_paged, const Share& share);
 
   void prepare(const Sizes& live);
   // Every thread of a run walks the launches here.
   void work(int thread);
-  // Does serial launches from `launch` on; returns the first that is not.
-  size_t run_serial(size_t launch, int thread);
-  void run_timed(size_t launch, int64_t first, int64_t last, int thread);
-  void run_shared(size_t launch, int thread);
+  // Does launches [first, last), which are serial, each after a call of idle().
+  template <typename Idle>
+  void run_serial(size_t first, size_t last, int thread, Idle&& idle);
+  // Does this thread's shares of the launch, which was laid out for `turn`.
+  void run_shared(size_t launch, int turn, int thread);
+  // What `thread` will read first of that launch.
+  WeightsAhead weights_ahead(size_t launch, int thread) const;
 
   // Of the last run, a launch's ticks in the thread that took longest.
   int64_t longest_ticks(size_t launch) const;
@@ -127,18 +167,19 @@ class Program {
   Team& team_;
   const Kernels& kernels_;
   const Sizes capacity_;
+  const Activations activations_;
   std::vector<Launch> launches_;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
   std::vector<Floats> dense_keys_;
   AttentionScratch scratch_;
+  Int8Scratch int8_;
 
   std::vector<Live> live_;
   std::vector<std::vector<int64_t>> body_ticks_;  // [thread][launch]
   double ns_per_tick_ = 0.0;                      // over the last run
-  size_t last_shared_ = 0;                        // the last launch of the run at hand that is not serial
-  alignas(64) std::atomic<int64_t> claimed_{0};   // units of the launch at hand that some thread has taken
-  // Where threads go on after a meeting; written by the last to arrive.
-  alignas(64) size_t next_shared_ = 0;
+  size_t first_shared_ = 0;                       // of the run at hand; the number of launches: none
+  const int64_t max_ahead_bytes_;                 // that a thread fetches of a launch to come
+  Shares shares_;
 };
 
 }  // namespace pagecast

@@ -162,3 +162,5 @@ PAGECAST_INLINE F16 exp(F16 x) {
 
 }  // namespace
 }  // namespace pagecast::PAGECAST_SET
+
+#include "simd_words.h"

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace pagecast {
@@ -19,8 +20,10 @@ class Team {
  public:
   using Body = void (*)(void* context, int thread);
 
-  // Throws std::invalid_argument unless 1 <= num_threads <= kMaxThreads.
-  explicit Team(int num_threads);
+  // With `cpus`, one for each thread, thread i runs on cpus[i] alone; the caller does so from its first run
+  // on. Throws std::invalid_argument unless 1 <= num_threads <= kMaxThreads and `cpus` is empty or names
+  // num_threads different CPUs that this thread may run on.
+  explicit Team(int num_threads, std::vector<int> cpus = {});
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -31,8 +34,8 @@ class Team {
   // and in a forked process.
   void close();
 
-  // The right to run: throws std::logic_error where another thread has it, the team is closed or
-  // its threads are another process's.
+  // The right to run, which pins the caller: throws std::logic_error where another thread has it, the team is
+  // closed or its threads are another process's.
   class Lease {
    public:
     explicit Lease(Team& team);
@@ -49,9 +52,10 @@ class Team {
   };
 
   // Called by every thread of a run. The last to arrive calls serial() while the others wait for it, then all
-  // go on; what any thread wrote before is seen by all.
-  template <typename Serial>
-  void meet(Serial&& serial) {
+  // go on; what any thread wrote before is seen by all. Who waits calls idle() first, for as long as it
+  // returns true: it must return at once.
+  template <typename Serial, typename Idle>
+  void meet(Serial&& serial, Idle&& idle) {
     const uint32_t round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
       arrived_.store(0, std::memory_order_relaxed);
@@ -59,26 +63,43 @@ class Team {
       round_.store(round + 1, std::memory_order_release);
       if (size_ > 1) round_.notify_all();
     } else {
-      wait_while(round_, round);
+      do {
+        if (round_.load(std::memory_order_acquire) != round) return;
+      } while (idle());
+      wait_while(round_, round, this);
     }
+  }
+  template <typename Serial>
+  void meet(Serial&& serial) {
+    meet(std::forward<Serial>(serial), [] { return false; });
   }
 
   static constexpr int kMaxThreads = 256;
 
  private:
-  // Returns once `value` is no longer `old`: spins, then yields, then sleeps.
-  static void wait_while(const std::atomic<uint32_t>& value, uint32_t old);
+  // Returns once `value` is no longer `old`: spins, then yields, then sleeps. Who has spun in vain at a
+  // meeting of `team` moves to another CPU if it shares its own with one that it waits for.
+  static void wait_while(const std::atomic<uint32_t>& value, uint32_t old, Team* team = nullptr);
+  // Of the calling thread, as thread `thread` of the run at hand.
+  void note_cpu(int thread);
+  void leave_shared_cpu();
   void serve(int thread);
   void stop();
+  void pin_caller();
   bool is_forked() const;
   void refuse_if_forked() const;
 
   const int size_;
   const pid_t owner_;
+  const std::vector<int> cpus_;
+  std::thread::id pinned_caller_;  // only touched by who holds in_use_
   std::atomic<bool> in_use_{false};
   bool closed_ = false;  // only touched by who holds in_use_
   // By pointer, so that a forked process can leak them: there they can be neither joined nor destroyed.
   std::unique_ptr<std::vector<std::thread>> threads_;
+  // Where each thread was last seen. A system keeps two threads on one CPU for seconds where both of them are
+  // always ready to run, whatever the other CPUs do.
+  std::unique_ptr<std::atomic<int>[]> seen_on_;
 
   // Written by the caller before it raises `runs_`; a null body ends a thread.
   Body body_ = nullptr;

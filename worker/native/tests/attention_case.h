@@ -9,6 +9,7 @@
 
 #include "../src/program.h"
 #include "matrix.h"
+#include "pool.h"
 
 struct TestRow {
   int num_queries;
@@ -30,16 +31,16 @@ inline uint64_t hash_bits(const std::vector<float>& values, uint64_t hash = 1469
 class AttentionCase {
  public:
   AttentionCase(pagecast::KvShape shape, std::vector<TestRow> rows, std::vector<int> seeds = {})
-      : shape(shape), rows(rows), width(int64_t{shape.num_heads} * shape.head_size) {
+      : shape(shape),
+        rows(rows),
+        width(int64_t{shape.num_heads} * shape.head_size),
+        max_blocks(most_blocks(rows, shape.block_size)),
+        pool(shape, static_cast<int64_t>(rows.size()) * max_blocks + 3) {
     if (seeds.empty())
       for (size_t r = 0; r < rows.size(); ++r) seeds.push_back(static_cast<int>(r));
-    for (const TestRow& row : rows) max_blocks = std::max(max_blocks, blocks_of(row));
-    num_blocks = static_cast<int64_t>(rows.size()) * max_blocks + 3;
-    block_stride = 2 * shape.num_kv_heads * floats();
-    pool.assign(static_cast<size_t>(num_blocks * block_stride), kNaN);
     query_start.push_back(0);
     std::vector<int32_t> free;
-    for (int32_t block = 0; block < num_blocks; ++block) free.push_back(block);
+    for (int32_t block = 0; block < pool.num_blocks; ++block) free.push_back(block);
     Random shuffle(99);
     for (size_t i = free.size(); i-- > 1;)
       std::swap(free[i], free[static_cast<size_t>(shuffle.below(static_cast<int64_t>(i) + 1))]);
@@ -52,11 +53,7 @@ class AttentionCase {
       query_start.push_back(query_start.back() + rows[r].num_queries);
       Random random(static_cast<uint64_t>(seeds[r]) + 1);
       for (int t = 0; t < rows[r].context; ++t)
-        for (int h = 0; h < shape.num_kv_heads; ++h)
-          for (int d = 0; d < shape.head_size; ++d) {
-            key(static_cast<int64_t>(r), t, h, d) = random.uniform(2);
-            value(static_cast<int64_t>(r), t, h, d) = random.uniform(2);
-          }
+        for (int h = 0; h < shape.num_kv_heads; ++h) pool.draw(slot(static_cast<int64_t>(r), t), h, random);
       // The query at position p is the same whatever chunk it comes in.
       for (int p = rows[r].context - rows[r].num_queries; p < rows[r].context; ++p) {
         Random of_query(static_cast<uint64_t>(seeds[r]) * 100003 + static_cast<uint64_t>(p) + 17);
@@ -66,33 +63,22 @@ class AttentionCase {
   }
 
   int64_t num_tokens() const { return query_start.back(); }
-  int64_t floats() const { return int64_t{shape.block_size} * shape.head_size; }
 
-  float& key(int64_t row, int t, int h, int d) {
-    return pool[static_cast<size_t>(block(row, t) * block_stride + h * floats() +
-                                    int64_t{d} * shape.block_size + t % shape.block_size)];
-  }
-  float& value(int64_t row, int t, int h, int d) {
-    return pool[static_cast<size_t>(block(row, t) * block_stride + (shape.num_kv_heads + h) * floats() +
-                                    int64_t{t % shape.block_size} * shape.head_size + d)];
+  float key(int64_t row, int t, int h, int d) const { return pool.key(slot(row, t), h, d); }
+  float value(int64_t row, int t, int h, int d) const { return pool.value(slot(row, t), h, d); }
+
+  // Makes NaN of the keys and values of a token.
+  void poison(int64_t row, int t) {
+    for (int h = 0; h < shape.num_kv_heads; ++h) pool.poison(slot(row, t), h);
   }
 
-  pagecast::KvView keys() {
-    return {pool.data(),
-            static_cast<int64_t>(pool.size()),
-            0,
-            num_blocks,
-            block_stride,
-            floats(),
-            shape.num_kv_heads,
-            shape.head_size,
-            shape.block_size};
+  int64_t slot(int64_t row, int t) const {
+    const int32_t block = block_table[static_cast<size_t>(row * max_blocks + t / shape.block_size)];
+    return int64_t{block} * shape.block_size + t % shape.block_size;
   }
-  pagecast::KvView values() {
-    pagecast::KvView view = keys();
-    view.offset = shape.num_kv_heads * floats();
-    return view;
-  }
+
+  pagecast::KvView keys() { return pool.view(true); }
+  pagecast::KvView values() { return pool.view(false); }
 
   // Arrays that a launch reads its rows' lengths from.
   struct Lengths {
@@ -162,21 +148,18 @@ class AttentionCase {
   const pagecast::KvShape shape;
   const std::vector<TestRow> rows;
   const int64_t width;
+  const int64_t max_blocks;
   const float scale = 0.17f;
-  int64_t max_blocks = 1;
-  int64_t num_blocks = 0;
-  int64_t block_stride = 0;
+  Pool pool;
   std::vector<float> q;
-  std::vector<float> pool;
   std::vector<int32_t> block_table;
   std::vector<int32_t> context_len;
   std::vector<int32_t> query_start;
 
  private:
-  int64_t blocks_of(const TestRow& row) const {
-    return (row.context + shape.block_size - 1) / shape.block_size;
-  }
-  int64_t block(int64_t row, int t) const {
-    return block_table[static_cast<size_t>(row * max_blocks + t / shape.block_size)];
+  static int64_t most_blocks(const std::vector<TestRow>& rows, int block_size) {
+    int most = 1;
+    for (const TestRow& row : rows) most = std::max(most, (row.context + block_size - 1) / block_size);
+    return most;
   }
 };

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "attention_case.h"
+#include "int8_case.h"
 #include "matrix.h"
 #include "sets.h"
 #include "twins.h"
@@ -32,8 +33,23 @@ uint64_t attention_digest(const Kernels& set, uint64_t hash) {
   return hash;
 }
 
+// Rounding to eight bits, and products of every quantised format with few rows and many.
+uint64_t int8_digest(const Kernels& set, uint64_t hash) {
+  for (const Format format : kQuantised) {
+    const QuantisedWeight w(format, 16, 2 * 112, 800, 5);
+    for (const int rows : {1, 6, 29}) {
+      Matrix x = Matrix::random(rows, 800, 6, 4.0f), multiplied(rows, 2 * 112), gated(rows, 112);
+      const Quantised x8 = quantise(set, x, 16);
+      set.int8->linear[static_cast<int>(format)](x8.rows, rows, w.panels(), 0, 14, multiplied.rows());
+      set.int8->linear_swiglu[static_cast<int>(format)](x8.rows, rows, w.panels(), 0, 7, gated.rows());
+      for (const Matrix* out : {&multiplied, &gated}) hash = digest(hash, *out);
+    }
+  }
+  return hash;
+}
+
 uint64_t digest_of(const Kernels& set) {
-  uint64_t hash = attention_digest(set, 14695981039346656037u);
+  uint64_t hash = int8_digest(set, attention_digest(set, 14695981039346656037u));
   const TestWeight w(2 * 336, 577, 1);
   const std::vector<float> scale = random_floats(577, 2);
   for (int rows = 1; rows <= 17; ++rows) {

@@ -36,12 +36,12 @@ struct Step {
     return view;
   }
   KvView layer(bool is_key) {
-    return {pool.data(),
-            static_cast<int64_t>(pool.size()),
-            is_key ? 0 : kKv * kBlock,
+    return {reinterpret_cast<std::byte*>(pool.data()),
+            static_cast<int64_t>(pool.size() * sizeof(float)),
+            is_key ? 0 : 4 * kKv * kBlock,
             kBlocks,
-            2 * kKv * kBlock,
-            kHeadSize * kBlock,
+            4 * 2 * kKv * kBlock,
+            4 * kHeadSize * kBlock,
             kKvHeads,
             kHeadSize,
             kBlock};
@@ -56,9 +56,9 @@ struct Step {
 
   void build() {
     const Array<float> cosines = table_of(cos), sines = table_of(sin);
-    program.embedding(vocab.packed.panels(), flat(ids), x);
+    program.embedding(vocab.packed.segments(), flat(ids), x);
     program.rms_norm(x, flat(norm), kEps, normed);
-    program.linear(normed, qkv_weight.packed.panels(), qkv);
+    program.linear(normed, qkv_weight.packed.segments(), qkv);
     const View q = columns(qkv, 0, kQ), k = columns(qkv, kQ, kKv), v = columns(qkv, kQ + kKv, kKv);
     program.rope(q, flat(position), cosines, sines, turned_apart);
     program.store_kv(k, v, flat(slots), layer(true), layer(false));
@@ -66,15 +66,15 @@ struct Step {
                        turned);
     program.paged_attention(turned, layer(true), layer(false), {table.data(), {kRows, kTableWidth}},
                             flat(context), flat(start), 0.2f, attended);
-    program.linear(attended, out_weight.packed.panels(), projected);
+    program.linear(attended, out_weight.packed.segments(), projected);
     program.add(x, projected, summed_apart);
     program.add_rms_norm(x, projected, flat(norm), kEps, summed, normed_again);
-    program.linear_swiglu(normed_again, gate_up.packed.panels(), inner);
-    program.linear(normed_again, gate_up.packed.panels(), both);
+    program.linear_swiglu(normed_again, gate_up.packed.segments(), inner);
+    program.linear(normed_again, gate_up.packed.segments(), both);
     program.swiglu(columns(both, 0, kInner), columns(both, kInner, kInner), inner_apart);
-    program.linear(inner, down.packed.panels(), last);
+    program.linear(inner, down.packed.segments(), last);
     program.select_rows(last, flat(wanted), chosen);
-    program.linear(chosen, vocab.packed.panels(), logits);
+    program.linear(chosen, vocab.packed.segments(), logits);
   }
 
   // Rows of the lengths given, at the end of the contexts given.

@@ -8,12 +8,36 @@
 namespace {
 
 using pagecast::KvShape;
+using pagecast::KvType;
 
 // block_size, head_size, num_heads, num_kv_heads
-const KvShape kShapes[] = {{16, 64, 9, 3},  {32, 16, 4, 4},  {16, 80, 8, 1},
-                           {48, 256, 2, 1}, {16, 16, 25, 1}, {32, 32, 20, 10}};
+const KvShape kSizes[] = {{16, 64, 9, 3},  {32, 16, 4, 4},   {16, 80, 8, 1}, {48, 256, 2, 1},
+                          {16, 16, 25, 1}, {32, 32, 20, 10}, {64, 32, 10, 2}};
+
+// All of these sizes in float32, the first of them and those of large groups in every type.
+std::vector<KvShape> all_shapes() {
+  std::vector<KvShape> shapes;
+  for (const KvType type : kKvTypes)
+    for (KvShape shape : kSizes) {
+      const bool is_kept = shape.num_heads == 9 || shape.num_heads / shape.num_kv_heads >= 8;
+      shape.type = type;
+      if (is_kept || type == KvType::kFloat32) shapes.push_back(shape);
+    }
+  return shapes;
+}
+
+const std::vector<KvShape> kShapes = all_shapes();
 const std::vector<TestRow> kRagged = {{1, 1},   {1, 15},  {0, 7},    {3, 3}, {1, 64},  {1, 65},
                                       {20, 40}, {1, 129}, {33, 100}, {0, 1}, {16, 16}, {1, 333}};
+
+// The first size in every type, with every set.
+std::vector<std::pair<KvShape, const pagecast::Kernels*>> every_kind() {
+  std::vector<std::pair<KvShape, const pagecast::Kernels*>> kinds;
+  for (const KvShape& shape : kShapes)
+    for (const pagecast::Kernels* set : sets_of_this_machine())
+      if (shape.num_heads == kSizes[0].num_heads) kinds.emplace_back(shape, set);
+  return kinds;
+}
 
 void test_against_double() {
   for (const KvShape& shape : kShapes)
@@ -33,8 +57,8 @@ void test_against_double() {
             }
           }
       // What rounding a score of head_size products moves a weight by.
-      CHECK(worst < 4e-6 * std::max(1.0, shape.head_size / 64.0), "%s, head_size %d: off by %g", set->name,
-            shape.head_size, worst);
+      CHECK(worst < 4e-6 * std::max(1.0, shape.head_size / 64.0), "%s %s, head_size %d: off by %g", set->name,
+            name_of(shape.type), shape.head_size, worst);
     }
 }
 
@@ -60,8 +84,7 @@ void test_threads_and_sets_agree() {
 
 // A query's bits, alone as a decode row, in a chunk and in a batch.
 void test_batching_and_chunking_agree() {
-  const KvShape shape = kShapes[0];
-  for (const pagecast::Kernels* set : sets_of_this_machine()) {
+  for (const auto& [shape, set] : every_kind()) {
     AttentionCase chunk(shape, {{37, 150}}, {5});
     const std::vector<float> all = chunk.run(1, set->name);
     AttentionCase batch(shape, {{1, 40}, {37, 150}, {1, 9}}, {1, 5, 2});
@@ -76,6 +99,24 @@ void test_batching_and_chunking_agree() {
             "%s: query %d depends on its chunk", set->name, query);
     }
   }
+}
+
+// Every context up to 600, as a decode row by one thread or two and as a query of one long chunk.
+[[maybe_unused]] void test_every_context_agrees() {
+  constexpr int kContext = 600;
+  for (const KvType type : kKvTypes)
+    for (const pagecast::Kernels* set : sets_of_this_machine()) {
+      const KvShape shape = {16, 16, 3, 1, type};
+      AttentionCase chunk(shape, {{kContext, kContext}}, {5});
+      const std::vector<float> all = chunk.run(2, set->name);
+      const int stride = set == sets_of_this_machine()[0] ? 1 : 13;
+      for (int context = 1; context <= kContext; context += stride) {
+        AttentionCase decode(shape, {{1, context}}, {5});
+        const std::vector<float> one = decode.run(1 + context % 2, set->name);
+        CHECK(std::equal(one.begin(), one.end(), all.begin() + (context - 1) * chunk.width),
+              "%s %s: context %d", set->name, name_of(type), context);
+      }
+    }
 }
 
 void test_split_at_any_span_agrees() {
@@ -103,9 +144,9 @@ void test_split_at_any_span_agrees() {
           // The last part first: the order of computing must not matter.
           for (int first = (spans - 1) / width * width; first >= 0; first -= width)
             set->attention->paged_spans(
-                call, {0, 0, 449, 1, first, std::min(first + width, spans), h, h + heads, 0, 2},
+                call, {0, 0, 449, 1, first, std::min(first + width, spans), h, h + heads, 0, 2, 0},
                 scratch.data(), partials.data());
-          set->attention->merge(call, {0, 0, 449, 1, 0, spans, h, h + heads, 0, 2}, spans, scratch.data(),
+          set->attention->merge(call, {0, 0, 449, 1, 0, spans, h, h + heads, 0, 2, 0}, spans, scratch.data(),
                                 partials.data());
         }
         CHECK(hash_bits(out) == hash_bits(whole), "%s: parts of %d spans, %d heads", set->name, width, heads);
@@ -114,7 +155,7 @@ void test_split_at_any_span_agrees() {
 }
 
 void test_dense_is_paged() {
-  for (const KvShape& shape : kShapes)
+  for (const KvShape& shape : kSizes)
     for (const int context : {1, 16, 77, 200, 640})
       for (const pagecast::Kernels* set : sets_of_this_machine()) {
         AttentionCase rows(shape, {{1, context}});
@@ -143,13 +184,10 @@ void test_dense_is_paged() {
 
 // A later token's NaN reaches the queries that see it, and no other.
 void test_later_tokens_do_not_leak() {
-  const KvShape shape = kShapes[0];
-  for (const pagecast::Kernels* set : sets_of_this_machine()) {
+  for (const auto& [shape, set] : every_kind()) {
     AttentionCase clean(shape, {{24, 90}});
     AttentionCase poisoned(shape, {{24, 90}});
-    for (int h = 0; h < shape.num_kv_heads; ++h)
-      for (int d = 0; d < shape.head_size; ++d)
-        poisoned.key(0, 75, h, d) = poisoned.value(0, 75, h, d) = kNaN;
+    poisoned.poison(0, 75);
     const std::vector<float> a = clean.run(2, set->name), b = poisoned.run(2, set->name);
     const auto border = (75 - 66) * clean.width;
     CHECK(std::equal(a.begin(), a.begin() + border, b.begin()), "%s: NaN from the future", set->name);
@@ -181,6 +219,9 @@ int main() {
   test_against_double();
   test_threads_and_sets_agree();
   test_batching_and_chunking_agree();
+#ifndef PAGECAST_EMULATED  // an emulator takes minutes for it
+  test_every_context_agrees();
+#endif
   test_split_at_any_span_agrees();
   test_dense_is_paged();
   test_later_tokens_do_not_leak();

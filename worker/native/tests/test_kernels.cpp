@@ -96,74 +96,6 @@ void test_copies(const Kernels& set) {
   }
 }
 
-// A pool of blocks that hold one layer's keys and values beside something else, all of it NaN.
-struct Pool {
-  static constexpr int kBlocks = 3;
-
-  explicit Pool(const KvShape& shape)
-      : shape(shape),
-        head_stride(shape.block_size * shape.head_size),
-        block_stride(3 * shape.num_kv_heads * head_stride),
-        data(static_cast<size_t>(kBlocks * block_stride), kNaN) {}
-
-  KvLayer keys() { return {data.data() + shape.num_kv_heads * head_stride, block_stride, head_stride}; }
-  KvLayer values() { return {data.data() + 2 * shape.num_kv_heads * head_stride, block_stride, head_stride}; }
-  float key(int64_t slot, int head, int d) {
-    const float* at = keys().data + slot / shape.block_size * block_stride + head * head_stride;
-    return at[d * shape.block_size + slot % shape.block_size];
-  }
-  float value(int64_t slot, int head, int d) {
-    const float* at = values().data + slot / shape.block_size * block_stride + head * head_stride;
-    return at[slot % shape.block_size * shape.head_size + d];
-  }
-  int64_t num_written() const {
-    return std::count_if(data.begin(), data.end(), [](float at) { return !std::isnan(at); });
-  }
-  bool same(const Pool& other) const {
-    return std::memcmp(data.data(), other.data.data(), data.size() * 4) == 0;
-  }
-
-  KvShape shape;
-  int64_t head_stride, block_stride;
-  std::vector<float> data;
-};
-
-void test_rope_and_store(const Kernels& set) {
-  for (const KvShape shape : {KvShape{16, 16, 3, 1}, KvShape{32, 64, 9, 3}, KvShape{48, 80, 2, 2}}) {
-    const int64_t width = shape.num_heads * shape.head_size, kv_width = shape.num_kv_heads * shape.head_size;
-    Matrix q = Matrix::random(kRows, width, 9), k = Matrix::random(kRows, kv_width, 10);
-    Matrix v = Matrix::random(kRows, kv_width, 11);
-    const std::vector<float> cos = random_floats(50 * shape.head_size / 2, 12);
-    const std::vector<float> sin = random_floats(50 * shape.head_size / 2, 13);
-    const Rope table{cos.data(), sin.data()};
-    const int32_t position[kRows] = {0, 49, 7, 0, 3};
-    const int64_t slots[kRows] = {1, 3 * shape.block_size - 1, 0, shape.block_size + 2, 4};
-
-    Matrix turned_q(kRows, width), turned_k(kRows, kv_width), fused_q(kRows, width);
-    Pool apart(shape), fused(shape);
-    set.rope(q.rows(), shape.num_heads, shape.head_size, position, table, kFirst, kLast, turned_q.rows());
-    set.rope(k.rows(), shape.num_kv_heads, shape.head_size, position, table, kFirst, kLast, turned_k.rows());
-    set.store_kv(turned_k.rows(), v.rows(), slots, apart.keys(), apart.values(), shape, kFirst, kLast);
-    set.rope_store(q.rows(), k.rows(), v.rows(), position, slots, table, fused.keys(), fused.values(), shape,
-                   kFirst, kLast, fused_q.rows());
-    for (int t = kFirst; t < kLast; ++t) {
-      const std::vector<float> twin = rope_twin(q, t, shape.head_size, position[t], cos, sin);
-      const std::vector<float> key_twin = rope_twin(k, t, shape.head_size, position[t], cos, sin);
-      CHECK(std::memcmp(twin.data(), turned_q.rows(t).data, twin.size() * 4) == 0, "%s rope", set.name);
-      for (int head = 0; head < shape.num_kv_heads; ++head)
-        for (int d = 0; d < shape.head_size; ++d) {
-          const int at = head * shape.head_size + d;
-          CHECK(apart.key(slots[t], head, d) == key_twin[static_cast<size_t>(at)], "%s key %d", set.name, at);
-          CHECK(apart.value(slots[t], head, d) == v.at(t, at), "%s value %d", set.name, at);
-        }
-    }
-    CHECK(apart.num_written() == 2 * (kLast - kFirst) * kv_width, "%s store_kv wrote elsewhere", set.name);
-    CHECK(fused.same(apart) && fused_q.same(turned_q), "%s: rope_store is not rope, then store_kv", set.name);
-    check_range(set, "rope", turned_q);
-    check_range(set, "rope_store", fused_q);
-  }
-}
-
 // Each row alone has the bits it has among others, and sets that fuse give the same ones.
 void test_bits(const Kernels& set, const Kernels& first) {
   for (const int width : kWidths) {
@@ -200,7 +132,6 @@ int main() {
     test_add_and_swiglu(*set);
     test_what_is_not_finite(*set);
     test_copies(*set);
-    test_rope_and_store(*set);
     test_bits(*set, *sets.front());
   }
   return report();

@@ -25,18 +25,22 @@ void refuse(const char* start, const std::function<void(Step&)>& call) {
 
 // One block of one head, within the pool whatever its size.
 KvView kv(Step& step, int64_t head_size, int64_t block_size) {
-  const int64_t floats = head_size * block_size;
-  return {step.pool.data(), static_cast<int64_t>(step.pool.size()), 0, 1, floats, floats, 1, head_size,
-          block_size};
+  const int64_t bytes = 4 * head_size * block_size;
+  KvView view = step.layer(true);
+  view.num_blocks = view.num_kv_heads = 1;
+  view.block_stride = view.head_stride = bytes;
+  view.head_size = head_size;
+  view.block_size = block_size;
+  return view;
 }
 
 void test_bad_operands_are_named() {
   using S = Step;
-  refuse("linear: x: width", [](S& s) { s.program.linear(s.inner, s.vocab.packed.panels(), s.both); });
-  refuse("linear: out: width", [](S& s) { s.program.linear(s.x, s.vocab.packed.panels(), s.normed); });
-  refuse("linear: out: its rows", [](S& s) { s.program.linear(s.x, s.vocab.packed.panels(), s.logits); });
+  refuse("linear: x: width", [](S& s) { s.program.linear(s.inner, s.vocab.packed.segments(), s.both); });
+  refuse("linear: out: width", [](S& s) { s.program.linear(s.x, s.vocab.packed.segments(), s.normed); });
+  refuse("linear: out: its rows", [](S& s) { s.program.linear(s.x, s.vocab.packed.segments(), s.logits); });
   refuse("linear_swiglu: weight",
-         [](S& s) { s.program.linear_swiglu(s.x, s.vocab.packed.panels(), s.normed); });
+         [](S& s) { s.program.linear_swiglu(s.x, s.vocab.packed.segments(), s.normed); });
   refuse("add: out: overlaps x", [](S& s) { s.program.add(s.x, s.normed, s.x); });
   refuse("add_rms_norm: out: overlaps sum",
          [](S& s) { s.program.add_rms_norm(s.x, s.normed, S::flat(s.norm), kEps, s.summed, s.summed); });
@@ -67,7 +71,7 @@ void test_bad_operands_are_named() {
   refuse("rms_norm: weight: length", [](S& s) { s.program.rms_norm(s.x, S::flat(s.cos), kEps, s.normed); });
   refuse("rms_norm: eps", [](S& s) { s.program.rms_norm(s.x, S::flat(s.norm), 0, s.normed); });
   refuse("embedding: token_ids: 5 entries",
-         [](S& s) { s.program.embedding(s.vocab.packed.panels(), S::flat(s.context), s.x); });
+         [](S& s) { s.program.embedding(s.vocab.packed.segments(), S::flat(s.context), s.x); });
   refuse("select_rows: index: 5 entries",
          [](S& s) { s.program.select_rows(s.x, S::flat(s.context), s.normed); });
   refuse("rope: cos: ", [](S& s) {
@@ -87,6 +91,41 @@ void test_bad_operands_are_named() {
     KvView keys = s.layer(true);
     ++keys.num_blocks;
     s.program.store_kv(s.turned, s.turned, S::flat(s.slots), keys, s.layer(false));
+  });
+  const auto store = [](S& s, const KvView& keys) {
+    s.program.store_kv(s.turned, s.turned, S::flat(s.slots), keys, s.layer(false));
+  };
+  refuse("store_kv: values: another dtype", [&](S& s) {
+    KvView keys = s.layer(true);
+    keys.type = KvType::kFloat16;
+    store(s, keys);
+  });
+  refuse("store_kv: keys: offset 6, must be a multiple of 4", [&](S& s) {
+    KvView keys = s.layer(true);
+    keys.offset = 6;
+    store(s, keys);
+  });
+  // A head of a block needs room for its scales.
+  refuse("store_kv: keys: head_stride 512, a block of a head has 576 bytes", [&](S& s) {
+    KvView keys = s.layer(true);
+    keys.type = KvType::kInt8;
+    keys.head_stride = kHeadSize * kBlock;
+    store(s, keys);
+  });
+  for (const auto field : {&KvView::head_stride, &KvView::block_stride})
+    refuse("store_kv: keys: ", [&](S& s) {
+      KvView keys = s.layer(true);
+      keys.type = KvType::kFloat16;
+      keys.num_blocks = 2;
+      ++(keys.*field);
+      store(s, keys);
+    });
+  refuse("store_kv: keys: data does not start at a multiple of 4", [&](S& s) {
+    KvView keys = s.layer(true);
+    keys.data += 2;
+    keys.data_size -= 4;
+    --keys.num_blocks;
+    store(s, keys);
   });
   refuse("store_kv: slot_mapping: 39 entries", [](S& s) {
     s.slots.pop_back();

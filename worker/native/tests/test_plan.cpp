@@ -14,6 +14,8 @@ namespace {
 using pagecast::AttentionItem;
 using pagecast::AttentionPlan;
 
+constexpr int64_t kNoLimit = 1 << 20;
+
 struct Rows {
   std::vector<int32_t> context_len;
   std::vector<int32_t> query_start;
@@ -31,7 +33,8 @@ const std::vector<Rows> kBatches = {{{700}, {0, 1}},
 
 auto fields(const AttentionItem& item) {
   return std::tuple(item.row, item.first_query, item.first_position, item.num_queries, item.first_span,
-                    item.last_span, item.first_head, item.last_head, item.split, item.num_parts);
+                    item.last_span, item.first_head, item.last_head, item.split, item.num_parts,
+                    item.first_partial);
 }
 
 void check_cover(const AttentionPlan& plan, const Rows& rows, int num_kv_heads, int num_threads) {
@@ -71,7 +74,8 @@ void test_every_span_once() {
   for (int num_threads = 1; num_threads <= 8; ++num_threads)
     for (const int num_kv_heads : {1, 3})
       for (const Rows& rows : kBatches) {
-        AttentionPlan plan(rows.context_len.data(), rows.query_start.data(), num_kv_heads, 1024, num_threads);
+        AttentionPlan plan(rows.context_len.data(), rows.query_start.data(), num_kv_heads, 1024, kNoLimit,
+                           num_threads);
         plan.cut(rows.num_rows(), rows.num_tokens());
         const std::vector<AttentionItem> first = plan.items();
         check_cover(plan, rows, num_kv_heads, num_threads);
@@ -85,15 +89,36 @@ void test_every_span_once() {
 void test_some_rows_are_split() {
   const Rows& rows = kBatches[0];
   for (int num_threads = 1; num_threads <= 4; ++num_threads) {
-    AttentionPlan plan(rows.context_len.data(), rows.query_start.data(), 2, 1024, num_threads);
+    AttentionPlan plan(rows.context_len.data(), rows.query_start.data(), 2, 1024, kNoLimit, num_threads);
     plan.cut(1, 1);
     CHECK((plan.items()[0].split >= 0) == (num_threads > 1), "%d threads", num_threads);
   }
 }
 
+// Partial results are kept for so many spans, one split query's behind another's; what they have no room for
+// is done in one piece, heads apart.
+void test_split_queries_share_the_room_for_partials() {
+  const Rows rows = {{640, 640, 640}, {0, 1, 2, 3}};
+  for (const int64_t room : {kNoLimit, int64_t{20}, int64_t{19}, int64_t{0}}) {
+    AttentionPlan plan(rows.context_len.data(), rows.query_start.data(), 2, 1024, room, 4);
+    plan.cut(3, 3);
+    check_cover(plan, rows, 2, 4);
+    std::map<int32_t, int32_t> partials;  // first one of each split
+    for (const AttentionItem& item : plan.items())
+      if (item.split >= 0) partials[item.split] = item.first_partial;
+    const auto num_splits = static_cast<int64_t>(partials.size());
+    CHECK(num_splits == (room == kNoLimit ? 3 : room / 10), "%d splits", static_cast<int>(num_splits));
+    for (const auto& [split, first] : partials) CHECK(first == 10 * split, "split %d from %d", split, first);
+  }
+  const pagecast::KvShape shape = {16, 128, 32, 8};
+  const int64_t bytes = 4 * shape.num_kv_heads * pagecast::partial_floats(shape);
+  CHECK(AttentionPlan::max_partials(shape, 8192, 2) == 16 * 128, "8,192 tokens");
+  CHECK(AttentionPlan::max_partials(shape, 1 << 20, 64) * bytes <= int64_t{64} << 20, "a million tokens");
+}
+
 void test_rows_that_do_not_fit_the_step_are_refused() {
   const Rows& rows = kBatches[5];
-  AttentionPlan plan(rows.context_len.data(), rows.query_start.data(), 2, 1024, 2);
+  AttentionPlan plan(rows.context_len.data(), rows.query_start.data(), 2, 1024, kNoLimit, 2);
   for (const int64_t num_tokens : {0, 41, 43}) {
     try {
       plan.cut(rows.num_rows(), num_tokens);
@@ -111,6 +136,7 @@ void test_rows_that_do_not_fit_the_step_are_refused() {
 int main() {
   test_every_span_once();
   test_some_rows_are_split();
+  test_split_queries_share_the_room_for_partials();
   test_rows_that_do_not_fit_the_step_are_refused();
   return report();
 }

@@ -11,6 +11,10 @@
 #include "../src/simd.h"
 #include "check.h"
 #include "matrix.h"
+#include "sets.h"
+
+#define PAGECAST_STRING_(name) #name
+#define PAGECAST_STRING(name) PAGECAST_STRING_(name)
 
 namespace pagecast::PAGECAST_SET {
 namespace {
@@ -106,15 +110,143 @@ void test_exp() {
   CHECK(std::isnan(one_exp(kNaN)) && std::isnan(one_exp(-kNaN)), "NaN");
 }
 
+// What a lane holds, as words.
+struct Words {
+  uint32_t at[kLanes];
+  explicit Words(I16 v) { store_words(at, v); }
+};
+
+void test_words() {
+  Random random(3);
+  uint32_t from[kLanes];
+  for (int i = 0; i < kLanes; ++i)
+    from[i] = static_cast<uint32_t>(random.below(int64_t{1} << 31)) * 2 + (i & 1);
+  const I16 x = load_words(from), one = broadcast_word(-7);
+  const Words same(x), sum(x + one), low(low_nibbles(x)), high(high_nibbles(x));
+  const Words bytes[] = {Words(byte_at<0>(x)), Words(byte_at<1>(x)), Words(byte_at<2>(x)),
+                         Words(byte_at<3>(x))};
+  const Lanes floats(to_float(x));
+  for (int i = 0; i < kLanes; ++i) {
+    CHECK(same.at[i] == from[i] && sum.at[i] == from[i] - 7, "lane %d", i);
+    CHECK(low.at[i] == (from[i] & 0x0f0f0f0fu) && high.at[i] == (from[i] >> 4 & 0x0f0f0f0fu), "lane %d", i);
+    for (int j = 0; j < 4; ++j) CHECK(bytes[j].at[i] == (from[i] >> 8 * j & 0xff), "lane %d byte %d", i, j);
+    CHECK(same_bits(floats.at[i], static_cast<float>(static_cast<int32_t>(from[i]))), "lane %d", i);
+  }
+}
+
+// Every float16 by its definition, there and back, and floats between and around all of them.
+void test_halves() {
+  const auto value_of = [](uint32_t half) {
+    const int exponent = half >> 10 & 31, fraction = half & 1023;
+    const double size = exponent == 0    ? std::ldexp(fraction, -24)
+                        : exponent == 31 ? (fraction == 0 ? HUGE_VAL : std::nan(""))
+                                         : std::ldexp(1024 + fraction, exponent - 25);
+    return half >> 15 ? -size : size;
+  };
+  const auto stored = [](float x) {
+    uint16_t to[kLanes];
+    store_half(to, broadcast(x));
+    return to[kLanes - 1];
+  };
+  for (uint32_t first = 0; first < 65536; first += kLanes) {
+    uint16_t from[kLanes], back[kLanes];
+    for (int i = 0; i < kLanes; ++i) from[i] = static_cast<uint16_t>(first + i);
+    const F16 loaded = load_half(from);
+    store_half(back, loaded);
+    const Lanes lanes(loaded);
+    for (int i = 0; i < kLanes; ++i) {
+      const double value = value_of(from[i]);
+      if (std::isnan(value)) {
+        CHECK(std::isnan(lanes.at[i]) && (back[i] & 0x7fff) > 0x7c00, "%x", from[i]);
+      } else {
+        CHECK(lanes.at[i] == value && back[i] == from[i], "%x: %g, %x", from[i], lanes.at[i], back[i]);
+        CHECK(std::signbit(lanes.at[i]) == (from[i] >> 15), "%x", from[i]);
+      }
+    }
+  }
+  for (uint32_t half = 0; half < 0x7c00; ++half) {
+    // The largest number's next step would be 65536: what rounds to it overflows.
+    const double next = half == 0x7bff ? 65536 : value_of(half + 1);
+    const float middle = static_cast<float>((value_of(half) + next) / 2);
+    CHECK(stored(middle) == half + (half & 1), "%x and a half: %x", half, stored(middle));
+    CHECK(stored(std::nextafter(middle, 0.0f)) == half, "below %x and a half", half);
+    CHECK(stored(-std::nextafter(middle, kInf)) == ((half + 1) | 0x8000), "above %x and a half", half);
+  }
+  CHECK(stored(1e30f) == 0x7c00 && stored(-1e30f) == 0xfc00 && stored(1e-30f) == 0, "far outside");
+}
+
+void test_bfloats() {
+  for (uint32_t high = 0; high < 65536; ++high) {
+    const uint16_t from[kLanes] = {0, static_cast<uint16_t>(high)};
+    const Lanes lanes(load_bfloat(from));
+    uint32_t bits;
+    std::memcpy(&bits, &lanes.at[1], sizeof bits);
+    CHECK(bits == high << 16, "%x", high);
+    // Halves, and what is next to them.
+    for (const uint32_t low : {0x0000u, 0x7fffu, 0x8000u, 0x8001u}) {
+      float x;
+      const uint32_t wide = high << 16 | low;
+      std::memcpy(&x, &wide, sizeof x);
+      uint16_t to[kLanes];
+      store_bfloat(to, broadcast(x));
+      const uint32_t up = low == 0x8001 || (low == 0x8000 && (high & 1));
+      CHECK(to[5] == (std::isnan(x) ? (high | 0x40) : high + up), "%x: %x", wide, to[5]);
+    }
+  }
+}
+
+void test_small_integers() {
+  for (int first = -128; first < 128; first += kLanes) {
+    int8_t from[kLanes], to[kLanes];
+    for (int i = 0; i < kLanes; ++i) from[i] = static_cast<int8_t>(first + i);
+    const F16 loaded = load_int8(from);
+    store_int8(to, loaded);
+    for (int i = 0; i < kLanes; ++i) CHECK(Lanes(loaded).at[i] == first + i && to[i] == from[i], "%d", first);
+  }
+  for (float x = -140; x < 140; x += 0.03125f) {
+    CHECK(Lanes(round_even(broadcast(x))).at[9] == std::nearbyint(x), "%g", x);
+    CHECK(Lanes(to_float(to_words(broadcast(x)))).at[9] == std::trunc(x), "%g", x);
+    CHECK(same_bits(Lanes(absolute(broadcast(x))).at[2], std::fabs(x)), "%g", x);
+  }
+  CHECK(same_bits(Lanes(absolute(broadcast(-0.0f))).at[0], 0.0f), "-0");
+  CHECK(std::isnan(Lanes(absolute(broadcast(-kNaN))).at[0]), "NaN");
+}
+
+// Eight words of the largest and smallest bytes, and of random ones: nothing saturates.
+void test_dots() {
+  Random random(4);
+  const int largest = Native::kNibblesOnly ? 15 : 255;
+  for (int round = 0; round < 300; ++round) {
+    int64_t expected[Native::kWidth];
+    const int32_t bias = static_cast<int32_t>(random.below(1 << 20)) - (1 << 19);
+    for (int64_t& each : expected) each = bias;
+    Native::Dots sum = Native::start_dots(bias);
+    for (int w = 0; w < 8; ++w) {
+      uint8_t bytes[Native::kWidth][4];
+      int8_t four[4];
+      for (int8_t& each : four)
+        each = static_cast<int8_t>(round == 0 ? 127 : round == 1 ? -127 : random.below(255) - 127);
+      for (int lane = 0; lane < Native::kWidth; ++lane)
+        for (int j = 0; j < 4; ++j) {
+          bytes[lane][j] = static_cast<uint8_t>(round < 2 ? largest : random.below(largest + 1));
+          expected[lane] += bytes[lane][j] * four[j];
+        }
+      Native::Ints words;
+      int32_t word;
+      std::memcpy(&words, bytes, sizeof words);
+      std::memcpy(&word, four, sizeof word);
+      sum = Native::dot(sum, words, word);
+    }
+    const Native::Ints out = Native::finish_dots(sum, bias);
+    for (int lane = 0; lane < Native::kWidth; ++lane)
+      CHECK(out[lane] == expected[lane], "round %d lane %d: %d", round, lane, out[lane]);
+  }
+}
+
 bool machine_has_it() {
-  const std::string_view name = PAGECAST_SIMD;
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (name.find("avx512") != name.npos)
-    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-  if (name.find("avx2") != name.npos) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
-  return !name.empty();
+  for (const Kernels* set : sets_of_this_machine())
+    if (std::string_view(set->name) == PAGECAST_STRING(PAGECAST_SET)) return true;
+  return false;
 }
 
 }  // namespace
@@ -131,5 +263,10 @@ int main() {
   test_sum_is_a_fixed_tree();
   test_max_drops_a_nan_on_the_left_and_keeps_one_on_the_right();
   test_exp();
+  test_words();
+  test_halves();
+  test_bfloats();
+  test_small_integers();
+  test_dots();
   return report();
 }

@@ -1,6 +1,7 @@
 # ruff: noqa: PYI021, A002 - the module is C++, so its documentation has no other place; `sum` is an operand
 """Types of the native runner: weights, threads, operands and the program of launches."""
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal, Protocol
 
 class _Array(Protocol):
@@ -34,17 +35,43 @@ def is_fused(name: str) -> bool:
         ValueError: No set of that name, or this machine can't run it.
     """
 
-class PackedMatrix:
-    """Matrices stacked by rows and copied into panels of 16 rows. Immutable.
+def gguf_kinds() -> list[str]:
+    """Kinds of a `GgufPart`: f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k."""
+
+class GgufPart:
+    """Rows of one tensor as a GGUF file has them. Holds the array; reads nothing.
 
     Args:
-        parts: float32 [n_i, K] each, with one K.
+        kind: One of `gguf_kinds()`.
+        data: uint8 [num_rows, bytes of a row]; may be read-only, a mapped file.
 
     Raises:
-        ValueError: No part, another dtype, or shapes that don't stack; names the part.
+        ValueError: An unknown kind, another dtype or shape, or a row that is not whole blocks of the kind.
     """
 
-    def __init__(self, parts: list[_Array]) -> None: ...
+    def __init__(self, kind: str, data: _Array) -> None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_columns(self) -> int:
+        """Elements of a row."""
+
+class PackedMatrix:
+    """Matrices stacked by rows and copied into panels of 16 rows, in the formats that they have. Immutable.
+
+    Neighbours of one kind make one segment; parts are read once, in order, and not kept.
+
+    Args:
+        parts: float32 [n_i, K] or `GgufPart` each, with one K.
+
+    Raises:
+        ValueError: No part, another dtype, shapes that don't stack, or a part of another kind that begins
+            within a panel (after rows that are no multiple of 16).
+    """
+
+    def __init__(self, parts: Sequence[_Array | GgufPart]) -> None: ...
     @property
     def num_rows(self) -> int: ...
     @property
@@ -53,17 +80,31 @@ class PackedMatrix:
     def num_bytes(self) -> int:
         """Bytes of the panels, rows that fill up the last one included."""
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The kind of each segment, as `gguf_kinds` names it."""
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether every segment is: what int8 activations are for."""
+
 class Team:
     """The caller and `num_threads - 1` kept threads, which spin for a moment after a run and then sleep.
 
     One run at a time: a second one raises RuntimeError. A child of fork() has none of the kept threads: there
     a team that has any raises RuntimeError from `close` and from runs, and may be dropped; a new one works.
 
+    Args:
+        num_threads: The caller of a run is one of them.
+        cpus: The CPU that each thread stays on: kept threads from now on, a caller from its first run on, for
+            good. None: threads may move.
+
     Raises:
-        ValueError: num_threads is not 1 to `MAX_THREADS`.
+        ValueError: num_threads is not 1 to `MAX_THREADS`, or `cpus` is not as many different CPUs that this
+            thread may run on.
     """
 
-    def __init__(self, num_threads: int) -> None: ...
+    def __init__(self, num_threads: int, cpus: Sequence[int] | None = None) -> None: ...
     @property
     def num_threads(self) -> int: ...
     def close(self) -> None:
@@ -94,18 +135,23 @@ class View:
 class KvLayer:
     """Keys or values of one layer, in blocks within the pool. Checked by the launch that gets it.
 
-    Block b of head h starts at float `offset + b * block_stride + h * head_stride`. A key block holds element
-    d of token t at `d * block_size + t`, a value block at `t * head_size + d`.
+    Block b of head h starts at byte `offset + b * block_stride + h * head_stride`. A key block holds element
+    d of token t at `d * block_size + t`, a value block at `t * head_size + d`. Behind those of int8 lie their
+    tokens' scales, [block_size] float32.
 
     Args:
-        data: float32, the whole pool, writable.
-        offset: Floats to block 0, head 0.
+        data: uint8 [n], the whole pool, writable.
+        offset: Bytes to block 0, head 0.
         num_blocks: Blocks of the pool.
-        block_stride: Floats from a block to the next.
-        head_stride: Floats from a head to the next.
+        block_stride: Bytes from a block to the next.
+        head_stride: Bytes from a head to the next.
         num_kv_heads: Heads of keys and values.
         head_size: A multiple of `LANES` up to `MAX_HEAD_SIZE`.
         block_size: Tokens of a block, a multiple of `LANES`.
+        dtype: What elements are kept as: float32, float16, bfloat16 or int8.
+
+    Raises:
+        ValueError: Another dtype of `data` or another number of dimensions, or an unknown dtype.
     """
 
     def __init__(
@@ -118,6 +164,7 @@ class KvLayer:
         num_kv_heads: int,
         head_size: int,
         block_size: int,
+        dtype: str = "float32",
     ) -> None: ...
 
 class Program:
@@ -133,16 +180,24 @@ class Program:
         max_tokens: Tokens of a step at most.
         max_rows: Rows of a step at most, and rows of logits.
         kernel_set: One of `kernel_sets()`; the fastest by default.
+        activations: What products with quantised weights take their x as: float32, or rounded to eight bits
+            by row and group of 32. Everything else is float32.
 
     Raises:
-        ValueError: A size below 1, or a kernel set that is unknown or not for this machine.
+        ValueError: A size below 1, a kernel set that is unknown or not for this machine, other activations.
     """
 
     def __init__(
-        self, team: Team, *, max_tokens: int, max_rows: int, kernel_set: str | None = None
+        self,
+        team: Team,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        kernel_set: str | None = None,
+        activations: Literal["float32", "int8"] = "float32",
     ) -> None: ...
     def embedding(self, weight: PackedMatrix, token_ids: _Array, out: View) -> None:
-        """Row token_ids[t] of the weight; token_ids is int32 [max_tokens]."""
+        """Row token_ids[t] of the weight, which has one format; token_ids is int32 [max_tokens]."""
 
     def rms_norm(self, x: View, weight: _Array, eps: float, out: View) -> None:
         """`x / sqrt(mean(x^2) + eps) * weight`; weight is float32 [width]."""
@@ -163,7 +218,10 @@ class Program:
         """`x @ weight.T`; a row's bits do not depend on the others."""
 
     def linear_swiglu(self, x: View, weight: PackedMatrix, out: View) -> None:
-        """`silu(x @ gate.T) * (x @ up.T)`, gate being the weight's first half, a multiple of 16 rows."""
+        """`silu(x @ gate.T) * (x @ up.T)`, gate being the weight's first half, a multiple of 16 rows.
+
+        The weight has one format.
+        """
 
     def rope(self, x: View, position: _Array, cos: _Array, sin: _Array, out: View) -> None:
         """Turns each head's pairs; position int32 [max_tokens], cos and sin float32 [n, head_size / 2]."""
@@ -231,9 +289,13 @@ class Program:
         """
 
     @property
-    def num_launches(self) -> int: ...
+    def num_launches(self) -> int:
+        """One for each launch method that was called."""
+
     @property
     def kernel_set(self) -> str: ...
+    @property
+    def activations(self) -> str: ...
     @property
     def launch_ns(self) -> list[int]:
         """Of the last run, launch by launch, as its longest thread took it."""
@@ -241,3 +303,49 @@ class Program:
     @property
     def busy_ns(self) -> int:
         """Of the last run, time in bodies as a mean over threads: without what they waited for each other."""
+
+class Sampler:
+    """Draws the tokens of a step from its rows of logits, where they lie, each row alone.
+
+    What a draw is, and its words, are those of `worker.kernels.reference.logits_sample` and
+    `worker.kernels.draw_words`, the `SLOT` apart, which is not read; weights are float64. A row's logits are
+    changed by its entries for the draw and are as before when it is done. All arrays are kept alive.
+
+    Args:
+        team: Who draws.
+        logits: float32 [rows, width], writable; rows may lie further apart than they are wide.
+        draws: int32 [at least rows, DRAW_WORDS], at a multiple of 8 bytes.
+        ids: int32 [at least rows], written: the drawn token; -1 where none can be told (a logit is NaN or
+            infinite, or all ids are banned) or none was asked for.
+        logprobs: float32 [at least rows], written: its log softmax by the logits as they are; NaN unless
+            asked for.
+        vocab_size: Ids from here on are never drawn; 1 to the width.
+        kernel_set: One of `kernel_sets()`; the fastest by default. Sets that fuse give the same bits.
+
+    Raises:
+        ValueError: An array of another dtype or shape, or a size out of range; names the argument.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        logits: _Array,
+        draws: _Array,
+        ids: _Array,
+        logprobs: _Array,
+        *,
+        vocab_size: int,
+        kernel_set: str | None = None,
+    ) -> None: ...
+    def draw(self, num_rows: int, entries: _Array | None = None) -> None:
+        """Draws for the first `num_rows` rows, without the GIL.
+
+        Args:
+            num_rows: Live rows; those without flags draw nothing.
+            entries: int32 [n, ENTRY_WORDS], at a multiple of 8 bytes; None: there are none.
+
+        Raises:
+            ValueError: A row's words or an entry can't be, or `num_rows` is more than there are; nothing was
+                drawn.
+            RuntimeError: The team is closed or at work, or its threads are another process's.
+        """

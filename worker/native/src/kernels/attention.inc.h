@@ -10,7 +10,20 @@
 namespace pagecast::PAGECAST_SET {
 namespace {
 
+// Where tokens [start, end) of a span are, by `find`(group), which gives the elements of a group's keys and
+// values and their scales.
+template <typename Kv, typename Find>
+PAGECAST_INLINE Place<Kv> place_of(int64_t key_stride, int start, int end, Find find) {
+  Place<Kv> place;
+  place.key_stride = key_stride;
+  const int last = (end - start - 1) / kLanes;
+  for (int group = 0; group < kSpanGroups; ++group) find(place, group, group < last ? group : last);
+  return place;
+}
+
+template <typename KvOf>
 struct PagedSource {
+  using Kv = KvOf;
   KvLayer keys;
   KvLayer values;
   const int32_t* blocks;
@@ -21,16 +34,24 @@ struct PagedSource {
     return {call.keys, call.values, call.block_table + row * call.table_stride, call.shape.block_size,
             call.shape.head_size};
   }
-  PAGECAST_MEMBER int64_t key_stride() const { return block_size; }
-  PAGECAST_MEMBER Step at(int token, int head) const {
-    const int64_t block = blocks[token / block_size];
-    const int64_t slot = token % block_size;
-    return {keys.data + block * keys.block_stride + head * keys.head_stride + slot,
-            values.data + block * values.block_stride + head * values.head_stride + slot * head_size};
+  PAGECAST_MEMBER Place<Kv> at(int start, int end, int head) const {
+    const int64_t num_elements = int64_t{block_size} * head_size;
+    return place_of<Kv>(block_size, start, end, [&](Place<Kv>& place, int group, int live_group) {
+      const int token = start + live_group * kLanes;
+      const int64_t block = blocks[token / block_size];
+      const int64_t slot = token % block_size;
+      const HeadBlock<Kv> key = head_block<Kv>(keys, block, head, num_elements);
+      const HeadBlock<Kv> value = head_block<Kv>(values, block, head, num_elements);
+      place.keys[group] = key.elements + slot;
+      place.values[group] = value.elements + slot * head_size;
+      place.key_scales[group] = scale_at(key, slot);
+      place.value_scales[group] = scale_at(value, slot);
+    });
   }
 };
 
 struct DenseSource {
+  using Kv = Float32Kv;
   KvLayer keys;
   KvLayer values;
   int head_size;
@@ -38,51 +59,49 @@ struct DenseSource {
   PAGECAST_INLINE DenseSource make(const AttentionCall& call, int) {
     return {call.keys, call.values, call.shape.head_size};
   }
-  PAGECAST_MEMBER int64_t key_stride() const { return kLanes; }
-  PAGECAST_MEMBER Step at(int token, int head) const {
-    const int64_t at = int64_t{token} * head_size;
-    return {keys.data + head * keys.head_stride + at, values.data + head * values.head_stride + at};
+  PAGECAST_MEMBER Place<Kv> at(int start, int end, int head) const {
+    const HeadBlock<Kv> key = head_block<Kv>(keys, 0, head, 0);
+    const HeadBlock<Kv> value = head_block<Kv>(values, 0, head, 0);
+    return place_of<Kv>(kLanes, start, end, [&](Place<Kv>& place, int group, int live_group) {
+      const int64_t at = int64_t{start + live_group * kLanes} * head_size;
+      place.keys[group] = key.elements + at;
+      place.values[group] = value.elements + at;
+      place.key_scales[group] = place.value_scales[group] = nullptr;
+    });
   }
 };
 
-void clear(const Tile& tile) {
-  for (int i = 0; i < tile.count; ++i) {
-    tile.m[i] = -__builtin_inff();
-    tile.l[i] = 0.0f;
-  }
-  for (int64_t i = 0; i < int64_t{tile.count} * tile.head_size; i += kLanes) store(tile.acc + i, zero());
-}
-
-// m, l and acc of one span, in every head's tile, for every query that sees any of it.
+// m, l and acc of one span, in every head's tile, for the queries from `first_query`, the first that sees any
+// of it. `room` is for a span of one head as floats.
 template <typename Source>
-void span_of(const Source& source, const AttentionItem& item, const Tile* tiles, int group, int span) {
+void span_of(const Source& source, const AttentionItem& item, const Tile* tiles, int first_query, int span,
+             float* room) {
   const int num_tiles = item.last_head - item.first_head;
-  for (int i = 0; i < num_tiles; ++i) clear(tiles[i]);
-  const int last_position = item.first_position + item.num_queries - 1;
-  const int item_end =
-      item.last_span * kSpanTokens <= last_position ? item.last_span * kSpanTokens : last_position + 1;
-  const int end = (span + 1) * kSpanTokens < item_end ? (span + 1) * kSpanTokens : item_end;
-  Step next = source.at(span * kSpanTokens, item.first_head);
-  for (int token = span * kSpanTokens; token < end; token += kLanes)
-    for (int i = 0; i < num_tiles; ++i) {
-      const Tile& tile = tiles[i];
-      const Step step = next;
-      if (i + 1 < num_tiles) {
-        next = source.at(token, tile.kv_head + 1);
-      } else if (token + kLanes < item_end) {
-        next = source.at(token + kLanes, item.first_head);
-      }
-      if (item.first_position - token >= kLanes - 1) {
-        tile_step(tile, 0, tile.count, step, source.key_stride(), kLanes, next);
-        continue;
-      }
-      for (int query = 0; query < item.num_queries; ++query) {
-        const int seen = item.first_position + query - token + 1;
-        if (seen > 0)
-          tile_step(tile, query * group, group, step, source.key_stride(), seen < kLanes ? seen : kLanes,
-                    next);
-      }
+  const int seen = item.first_position + item.num_queries;
+  const int item_end = item.last_span * kSpanTokens < seen ? item.last_span * kSpanTokens : seen;
+  const auto end_of = [item_end](int start) {
+    return start + kSpanTokens < item_end ? start + kSpanTokens : item_end;
+  };
+  const int start = span * kSpanTokens;
+  const int live = item.first_position + first_query + 1 - start;
+  // Where many vectors go along, it pays to make floats of the span once for all of them.
+  const bool is_spread = num_chunks(tiles[0].group, item.num_queries - first_query) > 2;
+  auto place = source.at(start, end_of(start), item.first_head);
+  for (int i = 0; i < num_tiles; ++i) {
+    auto next = place;
+    if (i + 1 < num_tiles) {
+      next = source.at(start, end_of(start), tiles[i + 1].kv_head);
+    } else if (start + kSpanTokens < item_end) {
+      next = source.at(start + kSpanTokens, end_of(start + kSpanTokens), item.first_head);
     }
+    if (is_spread) {
+      const Place<SpreadKv> floats = spread(place, tiles[i].head_size, end_of(start) - start, room, next);
+      tile_span(tiles[i], first_query, live, floats, floats);
+    } else {
+      tile_span(tiles[i], first_query, live, place, next);
+    }
+    place = next;
+  }
 }
 
 // Totals of some query vectors over spans.
@@ -143,24 +162,24 @@ struct HeadState {
 
 HeadState lay_out(const AttentionCall& call, const AttentionItem& item, int kv_head, float* scratch) {
   const int head_size = call.shape.head_size;
-  const int count = call.shape.num_heads / call.shape.num_kv_heads * item.num_queries;
+  const int group = call.shape.num_heads / call.shape.num_kv_heads;
+  const int count = group * item.num_queries;
   const int64_t vectors = int64_t{count} * head_size;
-  float* at = scratch + (kv_head - item.first_head) * tile_floats(count, head_size);
+  float* at = scratch + span_floats(head_size) + (kv_head - item.first_head) * tile_floats(count, head_size);
   float* weights = at + 3 * vectors;
-  float* m = weights + count * kLanes;
+  float* m = weights + int64_t{count} * kSpanTokens;
   const int64_t padded = round_up(count);
-  return {{count, kv_head, head_size, call.scale, at, weights, m, m + padded, at + vectors},
+  return {{count, group, kv_head, head_size, call.scale, at, weights, m, m + padded, at + vectors},
           {m + 2 * padded, m + 3 * padded, at + 2 * vectors}};
 }
 
 void read_queries(const AttentionCall& call, const AttentionItem& item, const Tile& tile) {
-  const int group = call.shape.num_heads / call.shape.num_kv_heads;
   for (int query = 0; query < item.num_queries; ++query) {
     const float* q = call.q.data + (item.first_query + query) * call.q.stride +
-                     int64_t{tile.kv_head} * group * tile.head_size;
-    for (int head = 0; head < group; ++head)
+                     int64_t{tile.kv_head} * tile.group * tile.head_size;
+    for (int head = 0; head < tile.group; ++head)
       for (int d = 0; d < tile.head_size; ++d)
-        tile.q[int64_t{d} * tile.count + query * group + head] = q[int64_t{head} * tile.head_size + d];
+        tile.q[int64_t{d} * tile.count + query * tile.group + head] = q[int64_t{head} * tile.head_size + d];
   }
 }
 
@@ -178,8 +197,6 @@ PAGECAST_INLINE void for_heads(AttentionItem item, Work work) {
 
 template <typename Source>
 void attend(const AttentionCall& call, const AttentionItem& whole, float* scratch) {
-  const int group = call.shape.num_heads / call.shape.num_kv_heads;
-  const int64_t head_size = call.shape.head_size;
   const Source source = Source::make(call, whole.row);
   for_heads(whole, [&](const AttentionItem& item) {
     const int num_tiles = item.last_head - item.first_head;
@@ -192,16 +209,16 @@ void attend(const AttentionCall& call, const AttentionItem& whole, float* scratc
       read_queries(call, item, tiles[i]);
     }
     for (int span = item.first_span; span < item.last_span; ++span) {
-      span_of(source, item, tiles, group, span);
-      for (int i = 0; i < num_tiles; ++i)
-        for (int query = 0; query < item.num_queries; ++query) {
-          if (item.first_position + query < span * kSpanTokens) continue;
-          const int first = query * group;
-          const Tile& tile = tiles[i];
-          fold({totals[i].m + first, totals[i].l + first, totals[i].acc + first * head_size},
-               {tile.m + first, tile.l + first, tile.acc + first * head_size}, group, tile.head_size,
-               span == 0);
-        }
+      const int unseen = span * kSpanTokens - item.first_position;
+      const int first_query = unseen > 0 ? unseen : 0;
+      span_of(source, item, tiles, first_query, span, scratch);
+      for (int i = 0; i < num_tiles; ++i) {
+        const Tile& tile = tiles[i];
+        const int first = first_query * tile.group;
+        const int64_t at = int64_t{first} * tile.head_size;
+        fold({totals[i].m + first, totals[i].l + first, totals[i].acc + at},
+             {tile.m + first, tile.l + first, tile.acc + at}, tile.count - first, tile.head_size, span == 0);
+      }
     }
     for (int i = 0; i < num_tiles; ++i) write_out(call, item, item.first_head + i, totals[i]);
   });
@@ -209,7 +226,7 @@ void attend(const AttentionCall& call, const AttentionItem& whole, float* scratc
 
 template <typename Source>
 void attend_spans(const AttentionCall& call, const AttentionItem& whole, float* scratch, float* partials) {
-  const int group = call.shape.num_heads / call.shape.num_kv_heads;
+  const int64_t padded = round_up(call.shape.num_heads / call.shape.num_kv_heads);
   const Source source = Source::make(call, whole.row);
   for_heads(whole, [&](const AttentionItem& item) {
     const int num_tiles = item.last_head - item.first_head;
@@ -222,10 +239,10 @@ void attend_spans(const AttentionCall& call, const AttentionItem& whole, float* 
       for (int i = 0; i < num_tiles; ++i) {
         const int64_t place = int64_t{span} * call.shape.num_kv_heads + item.first_head + i;
         tiles[i].m = partials + place * partial_floats(call.shape);
-        tiles[i].l = tiles[i].m + round_up(group);
-        tiles[i].acc = tiles[i].l + round_up(group);
+        tiles[i].l = tiles[i].m + padded;
+        tiles[i].acc = tiles[i].l + padded;
       }
-      span_of(source, item, tiles, group, span);
+      span_of(source, item, tiles, 0, span, scratch);
     }
   });
 }
@@ -245,7 +262,17 @@ void merge_spans(const AttentionCall& call, const AttentionItem& item, int num_s
   }
 }
 
-constexpr AttentionKernels kAttention = {attend<PagedSource>, attend<DenseSource>, attend_spans<PagedSource>,
+void attend_paged(const AttentionCall& call, const AttentionItem& item, float* scratch) {
+  with_kv(call.shape.type, [&](auto kv) { attend<PagedSource<decltype(kv)>>(call, item, scratch); });
+}
+
+void attend_paged_spans(const AttentionCall& call, const AttentionItem& item, float* scratch,
+                        float* partials) {
+  with_kv(call.shape.type,
+          [&](auto kv) { attend_spans<PagedSource<decltype(kv)>>(call, item, scratch, partials); });
+}
+
+constexpr AttentionKernels kAttention = {attend_paged, attend<DenseSource>, attend_paged_spans,
                                          attend_spans<DenseSource>, merge_spans};
 
 }  // namespace

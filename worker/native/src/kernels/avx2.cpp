@@ -1,4 +1,4 @@
-// The kernels for AVX2 with FMA. Compile with -mavx2 -mfma.
+// The kernels for AVX2 with FMA. Compile with -mavx2 -mfma -mf16c.
 #define PAGECAST_SET avx2
 #include "../simd/avx2.h"
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "silu.inc.h"
+#include "weights.inc.h"
 
 namespace pagecast::PAGECAST_SET {
 namespace {
@@ -26,9 +27,19 @@ void swiglu(Rows gate, Rows up, int width, int64_t first, int64_t last, Rows out
 
 void embedding(const Panels& w, const int32_t* token_ids, int64_t first, int64_t last, Rows out) {
   for (int64_t t = first; t < last; ++t) {
-    const Weight* column = w.panel(token_ids[t] / kLanes) + token_ids[t] % kLanes;
+    const int64_t panel = token_ids[t] / kLanes, lane = token_ids[t] % kLanes;
     float* row = out.row(t);
-    for (int64_t k = 0; k < w.num_columns; ++k) row[k] = column[k * kLanes];
+    if (w.format == Format::kFloat32) {
+      const float* column = w.floats(panel) + lane;
+      for (int64_t k = 0; k < w.num_columns; ++k) row[k] = column[k * kLanes];
+      continue;
+    }
+    alignas(64) float columns[kGroup * kLanes];
+    for (int64_t k = 0; k < w.num_columns; k += kGroup) {
+      const int64_t count = k + kGroup < w.num_columns ? kGroup : w.num_columns - k;
+      unpack(w, panel, k, k + count, columns);
+      for (int64_t i = 0; i < count; ++i) row[k + i] = columns[i * kLanes + lane];
+    }
   }
 }
 

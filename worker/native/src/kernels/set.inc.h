@@ -3,7 +3,9 @@
 #pragma once
 
 #include "attention.inc.h"
+#include "draw.inc.h"
 #include "elementwise.inc.h"
+#include "int8.inc.h"
 #include "linear.inc.h"
 #include "linear_swiglu.inc.h"
 #include "rms_norm.inc.h"
@@ -29,6 +31,8 @@ constexpr Kernels kKernels = {
     .rope = rope,
     .store_kv = store_kv,
     .rope_store = rope_store,
+    .int8 = &kInt8,
+    .draw = &kDraw,
     .attention = &kAttention,
 };
 

@@ -2,10 +2,15 @@
 // tiles, a sum is one chain of multiply-adds over k ascending: no bit depends on the cut.
 #pragma once
 
-#include "../simd.h"
+#include "weights.inc.h"
 
 namespace pagecast::PAGECAST_SET {
 namespace {
+
+template <class Weights>
+inline constexpr bool is_float32 = false;
+template <>
+inline constexpr bool is_float32<Float32> = true;
 
 template <int kRows, int kPanels>
 struct Products {
@@ -30,31 +35,44 @@ constexpr int rows_per_tile() {
 // Panels walked by all rows before the next ones are: they stay in the core's own cache meanwhile.
 inline constexpr int kPanelsPerBlock = 4;
 
-// How many floats further a tile asks for its panels' data while it multiplies. The first rows to meet a
+// How many bytes further a tile asks for its panels' data while it multiplies. The first rows to meet a
 // block read it from memory: a few lines ahead, where the panels are too few streams for the machine's own
-// prefetch to keep memory busy. Later rows have it in cache and fetch the next block meanwhile, if one comes
-// before `last`.
+// prefetch to keep memory busy, or too short ones, and then the next panels. Later rows have it in cache and
+// fetch the next block meanwhile, if one comes before `last`.
 template <int kPanels>
-PAGECAST_INLINE int64_t fetch_ahead(int64_t first_row, int64_t panel, int64_t last, int64_t num_columns) {
-  if (first_row == 0) return kPanels < kPanelsPerBlock ? 64 * kLanes : 0;
-  return panel + kPanelsPerBlock + kPanels <= last ? kPanelsPerBlock * num_columns * kLanes : 0;
+PAGECAST_INLINE int64_t fetch_ahead(int64_t first_row, int64_t panel, int64_t last, const Panels& w) {
+  if (first_row == 0) {
+    if (is_quantised(w.format) && panel + 2 * kPanels <= last) return kPanels * w.panel_bytes();
+    return kPanels < kPanelsPerBlock ? 64 * kLanes * 4 : 0;
+  }
+  return panel + kPanelsPerBlock + kPanels <= last ? kPanelsPerBlock * w.panel_bytes() : 0;
 }
 
-template <int kRows, int kPanels>
-PAGECAST_INLINE Products<kRows, kPanels> multiply(Rows x, int64_t first_row, const Panels& w,
-                                                  int64_t first_panel, int64_t ahead) {
+// What a tile multiplies: some rows of x, some panels of w.
+struct TileCall {
+  Rows x;
+  int64_t first_row;
+  const Panels& w;
+  int64_t first_panel;
+  int64_t ahead;
+};
+
+template <class Plain, int kRows, int kPanels>
+PAGECAST_INLINE Products<kRows, kPanels> multiply_plain(const TileCall& call) {
   Products<kRows, kPanels> sums;
   for (int r = 0; r < kRows; ++r)
     for (int p = 0; p < kPanels; ++p) sums.at[r][p] = zero();
   const float* row[kRows];
-  for (int r = 0; r < kRows; ++r) row[r] = x.row(first_row + r);
-  const Weight* panel[kPanels];
-  for (int p = 0; p < kPanels; ++p) panel[p] = w.panel(first_panel + p);
-  for (int64_t k = 0; k < w.num_columns; ++k) {
+  for (int r = 0; r < kRows; ++r) row[r] = call.x.row(call.first_row + r);
+  const int64_t num_columns = call.w.num_columns, ahead = call.ahead;
+  const std::byte* panel[kPanels];
+  for (int p = 0; p < kPanels; ++p)
+    panel[p] = call.w.data + (call.first_panel + p) * num_columns * Plain::kColumnBytes;
+  for (int64_t k = 0; k < num_columns; ++k) {
     F16 weight[kPanels];
     for (int p = 0; p < kPanels; ++p) {
-      weight[p] = load(panel[p] + k * kLanes);
-      __builtin_prefetch(panel[p] + ahead + k * kLanes, 0, 2);
+      weight[p] = Plain::load(panel[p] + k * Plain::kColumnBytes);
+      __builtin_prefetch(panel[p] + ahead + k * Plain::kColumnBytes, 0, 2);
     }
     for (int r = 0; r < kRows; ++r) {
       const F16 value = broadcast(row[r][k]);
@@ -64,7 +82,77 @@ PAGECAST_INLINE Products<kRows, kPanels> multiply(Rows x, int64_t first_row, con
   return sums;
 }
 
-// A tile's work, by its number of rows: Work::run<kRows, kPanels>(work, first_row, panel).
+// Column J of four that lie in `words`, for all rows: k is its number.
+template <class Quants, int J, int kRows, int kPanels>
+PAGECAST_INLINE void add_column(Products<kRows, kPanels>& sums, const float* const (&row)[kRows], int64_t k,
+                                const Head (&head)[kPanels], const I16 (&words)[kPanels]) {
+  F16 weight[kPanels];
+  for (int p = 0; p < kPanels; ++p) weight[p] = weight_of<Quants, J>(head[p], words[p]);
+  for (int r = 0; r < kRows; ++r) {
+    const F16 value = broadcast(row[r][k + J]);
+    for (int p = 0; p < kPanels; ++p) sums.at[r][p] = fma(value, weight[p], sums.at[r][p]);
+  }
+}
+
+template <class Quants, int kRows, int kPanels>
+PAGECAST_INLINE Products<kRows, kPanels> multiply_quants(const TileCall& call) {
+  Products<kRows, kPanels> sums;
+  for (int r = 0; r < kRows; ++r)
+    for (int p = 0; p < kPanels; ++p) sums.at[r][p] = zero();
+  const float* row[kRows];
+  for (int r = 0; r < kRows; ++r) row[r] = call.x.row(call.first_row + r);
+  const int64_t bytes = group_bytes(call.w.format), head_size = head_bytes(call.w.format);
+  const int64_t panel_bytes = call.w.num_columns / kGroup * bytes;
+  const std::byte* group[kPanels];
+  for (int p = 0; p < kPanels; ++p) group[p] = call.w.data + (call.first_panel + p) * panel_bytes;
+  for (int64_t first = 0; first < call.w.num_columns; first += kGroup) {
+    Head head[kPanels];
+    for (int half = 0; half < 2; ++half) {
+      if (!Quants::kOneHead || half == 0)
+        for (int p = 0; p < kPanels; ++p) {
+          head[p] = Quants::head(group[p], call.w, half);
+          __builtin_prefetch(group[p] + call.ahead, 0, 2);
+        }
+      for (int index = 0; index < 4; ++index) {
+        I16 words[kPanels];
+        for (int p = 0; p < kPanels; ++p) {
+          const std::byte* from = Quants::word(group[p] + head_size, half, index);
+          words[p] = Quants::load(from, half);
+          __builtin_prefetch(from + call.ahead, 0, 2);
+        }
+        const int64_t k = first + half * kHalfGroup + index * 4;
+        add_column<Quants, 0>(sums, row, k, head, words);
+        add_column<Quants, 1>(sums, row, k, head, words);
+        add_column<Quants, 2>(sums, row, k, head, words);
+        add_column<Quants, 3>(sums, row, k, head, words);
+      }
+    }
+    for (int p = 0; p < kPanels; ++p) group[p] += bytes;
+  }
+  return sums;
+}
+
+template <class Weights, int kRows, int kPanels>
+[[gnu::noinline]] void multiply_apart(const TileCall& call, Products<kRows, kPanels>& sums) {
+  if constexpr (Weights::kIsQuantised)
+    sums = multiply_quants<Weights, kRows, kPanels>(call);
+  else
+    sums = multiply_plain<Weights, kRows, kPanels>(call);
+}
+
+// One copy of a tile's code serves all products; float32's go without the call.
+template <class Weights, int kRows, int kPanels>
+PAGECAST_INLINE Products<kRows, kPanels> multiply(const TileCall& call) {
+  if constexpr (is_float32<Weights>) {
+    return multiply_plain<Weights, kRows, kPanels>(call);
+  } else {
+    Products<kRows, kPanels> sums;
+    multiply_apart<Weights, kRows, kPanels>(call, sums);
+    return sums;
+  }
+}
+
+// A tile's work, by its number of rows: work.run<kRows, kPanels>(first_row, panel).
 template <int kRows, class Work>
 PAGECAST_INLINE void walk_panels(const Work& work, int64_t first_row, int64_t first, int64_t last) {
   constexpr int kPanels = panels_per_tile(kRows);

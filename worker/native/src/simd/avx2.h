@@ -1,7 +1,9 @@
-// AVX2 with FMA: two registers of 8 lanes.
+// AVX2 with FMA and F16C, and VNNI where the flags have it: two registers of 8 lanes.
 #pragma once
 
 #include <immintrin.h>
+
+#include <cstdint>
 
 #include "../inline.h"
 
@@ -11,8 +13,11 @@ namespace {
 struct Native {
   using Vec = __m256;
   using Mask = __m256;
+  typedef float Floats __attribute__((vector_size(32)));
+  typedef int32_t Ints __attribute__((vector_size(32)));
   static constexpr int kWidth = 8;
   static constexpr int kRegisters = 16;
+  static constexpr int kRegistersOfDots = 1;
   static constexpr bool kFused = true;
 
   PAGECAST_INLINE Vec broadcast(float value) { return _mm256_set1_ps(value); }
@@ -57,6 +62,54 @@ struct Native {
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
   }
+
+  // As many numbers of 8 or 16 bits as there are lanes: those with a sign, these without; their lowest bits.
+  PAGECAST_INLINE Ints load_chars(const int8_t* from) {
+    return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i_u*>(from)));
+  }
+  PAGECAST_INLINE void store_chars(int8_t* to, Ints v) {
+    const __m128i shorts = narrow(v), low = _mm_and_si128(shorts, _mm_set1_epi16(0xff));
+    _mm_storel_epi64(reinterpret_cast<__m128i_u*>(to), _mm_packus_epi16(low, low));
+  }
+  PAGECAST_INLINE Ints load_shorts(const uint16_t* from) {
+    return (Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(from)));
+  }
+  PAGECAST_INLINE void store_shorts(uint16_t* to, Ints v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i_u*>(to), narrow(v));
+  }
+  PAGECAST_INLINE __m128i narrow(Ints v) {
+    const __m256i low = _mm256_and_si256((__m256i)v, _mm256_set1_epi32(0xffff));
+    return _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  }
+
+  PAGECAST_INLINE Vec load_half(const uint16_t* from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(from)));
+  }
+  PAGECAST_INLINE void store_half(uint16_t* to, Vec v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i_u*>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+  }
+
+  // Products of bytes without a sign (15 at most where they are kNibblesOnly) and bytes with one (-127 at
+  // least), four of a lane summed, exactly. A sum takes eight `dot`s.
+#ifdef __AVXVNNI__
+  static constexpr bool kNibblesOnly = false;
+  using Dots = Ints;
+  PAGECAST_INLINE Dots start_dots(int32_t bias) { return (Ints)_mm256_set1_epi32(bias); }
+  PAGECAST_INLINE Dots dot(Dots sum, Ints bytes, int32_t four) {
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)bytes, _mm256_set1_epi32(four));
+  }
+  PAGECAST_INLINE Ints finish_dots(Dots sum, int32_t) { return sum; }
+#else
+  static constexpr bool kNibblesOnly = true;
+  using Dots = __m256i;  // pairs, in 16 bits: 8 * 2 * 15 * 127 fits
+  PAGECAST_INLINE Dots start_dots(int32_t) { return _mm256_setzero_si256(); }
+  PAGECAST_INLINE Dots dot(Dots sum, Ints bytes, int32_t four) {
+    return _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)bytes, _mm256_set1_epi32(four)));
+  }
+  PAGECAST_INLINE Ints finish_dots(Dots sum, int32_t bias) {
+    return (Ints)_mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), _mm256_set1_epi32(bias));
+  }
+#endif
 };
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <arm_neon.h>
 
+#include <cstdint>
+
 #include "../inline.h"
 
 namespace pagecast::PAGECAST_SET {
@@ -11,8 +13,11 @@ namespace {
 struct Native {
   using Vec = float32x4_t;
   using Mask = uint32x4_t;
+  typedef float Floats __attribute__((vector_size(16)));
+  typedef int32_t Ints __attribute__((vector_size(16)));
   static constexpr int kWidth = 4;
   static constexpr int kRegisters = 32;
+  static constexpr int kRegistersOfDots = 2;
   static constexpr bool kFused = true;
 
   PAGECAST_INLINE Vec broadcast(float value) { return vdupq_n_f32(value); }
@@ -59,6 +64,43 @@ struct Native {
   PAGECAST_INLINE float max_lane(Vec v) {
     const Vec two = max(v, vextq_f32(v, v, 2));
     return vgetq_lane_f32(max(two, vextq_f32(two, two, 1)), 0);
+  }
+
+  // As many numbers of 8 or 16 bits as there are lanes: those with a sign, these without; their lowest bits.
+  PAGECAST_INLINE Ints load_chars(const int8_t* from) {
+    int32_t four;
+    __builtin_memcpy(&four, from, sizeof four);
+    return (Ints)vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)))));
+  }
+  PAGECAST_INLINE void store_chars(int8_t* to, Ints v) {
+    const int16x4_t shorts = vmovn_s32((int32x4_t)v);
+    const int32_t four = vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(shorts, shorts))), 0);
+    __builtin_memcpy(to, &four, sizeof four);
+  }
+  PAGECAST_INLINE Ints load_shorts(const uint16_t* from) { return (Ints)vmovl_u16(vld1_u16(from)); }
+  PAGECAST_INLINE void store_shorts(uint16_t* to, Ints v) { vst1_u16(to, vmovn_u32((uint32x4_t)v)); }
+
+  PAGECAST_INLINE Vec load_half(const uint16_t* from) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+  }
+  PAGECAST_INLINE void store_half(uint16_t* to, Vec v) {
+    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+  }
+
+  // Products of bytes without a sign (15 at most) and bytes with one (-127 at least), four of a lane summed,
+  // exactly. A sum takes eight `dot`s.
+  static constexpr bool kNibblesOnly = true;
+  struct Dots {
+    int16x8_t low, high;  // products of bytes 0..7 and 8..15: 8 * 15 * 127 fits
+  };
+  PAGECAST_INLINE Dots start_dots(int32_t) { return {vdupq_n_s16(0), vdupq_n_s16(0)}; }
+  PAGECAST_INLINE Dots dot(Dots sum, Ints bytes, int32_t four) {
+    const int8x16_t a = (int8x16_t)bytes, b = vreinterpretq_s8_s32(vdupq_n_s32(four));
+    return {vmlal_s8(sum.low, vget_low_s8(a), vget_low_s8(b)), vmlal_high_s8(sum.high, a, b)};
+  }
+  PAGECAST_INLINE Ints finish_dots(Dots sum, int32_t bias) {
+    const int32x4_t fours = vpaddq_s32(vpaddlq_s16(sum.low), vpaddlq_s16(sum.high));
+    return (Ints)vaddq_s32(fours, vdupq_n_s32(bias));
   }
 };
 
