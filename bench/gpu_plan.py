@@ -4,7 +4,6 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
