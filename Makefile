@@ -37,7 +37,7 @@ $(READY): pyproject.toml constraints.txt protos/build_stubs.py $(PROTOS)
 $(NATIVE): $(READY) $(NATIVE_SOURCES)
 	@$(BIN)/python -c 'import os, sys, sysconfig as s; p = s.get_path("include"); \
 	  sys.exit(0 if os.path.isfile(p + "/Python.h") else "Python.h is missing in %s: install python3-dev" % p)'
-	@echo "building pagecast-native: the CPU kernels take about a minute"
+	@echo "building pagecast-native: the CPU kernels take a minute or two"
 	$(PIP) install --force-reinstall --no-deps ./worker/native
 	@touch $@
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from bench.command_line import CHECK, JSON, MAX_THREADS, fail, load, setting_options, unwind_on_sigterm
-from bench.peer_cases import GROUPS, PEERS
+from bench.peer_cases import GROUPS, PEERS, chosen_groups
 from worker.config import default_threads
 
 _AT_LEAST_1 = click.IntRange(min=1)
@@ -62,16 +62,7 @@ def decode(*, through: str, check: bool, as_json: bool, **given: Any) -> None:
     if check:
         is_served = isinstance(found, Served)
         checks = reports.served_checks(found) if is_served else reports.floor_checks(found, _promised(bench))
-    setting = (
-        given
-        | sizes
-        | {
-            "kernel_set": bench.kernels.kernel_set,
-            "weights": bench.weights,
-            "activations": bench.activations,
-            "kv_dtype": str(bench.kv_dtype).removeprefix("torch."),
-        }
-    )
+    setting = given | sizes | bench.numbers
     sys.exit(0 if reports.say(bench.title, setting, found, checks, as_json=as_json) else 1)
 
 
@@ -95,22 +86,25 @@ def ops(*, sessions: int, context: int, prefill: int, runs: int, as_json: bool, 
     bench = load(**given)
     if bench.kernels.name != "native":
         fail(ValueError(f"operators are timed on native kernels, these are {bench.kernels.name}"))
+    from bench.floor import Reader  # noqa: PLC0415
     from bench.ops import profile  # noqa: PLC0415
     from bench.ops_report import say  # noqa: PLC0415
 
+    sizes = {"sessions": sessions, "context": context, "prefill": prefill, "runs": runs}
     try:
-        found = profile(bench, sessions=sessions, context=context, prefill=prefill, runs=runs)
+        found = profile(bench, Reader(bench.num_threads), **sizes)
     except ValueError as error:
         fail(error)
-    sizes = {"sessions": sessions, "context": context, "prefill": prefill, "runs": runs}
     title = f"{bench.title}: {sessions} decoding at {context}, {prefill} tokens of a prompt"
-    say(title, given | sizes | {"kernel_set": bench.kernels.kernel_set}, found, as_json=as_json)
+    say(title, given | sizes | bench.numbers, found, as_json=as_json)
 
 
 @click.command()
-@click.option("--folder", type=click.Path(path_type=Path), default=".run/peers", show_default=True,
-              help="Where peers and their weights are.")  # fmt: skip
-@click.option("--set-up", is_flag=True, help="Put them there first, each in an environment of its own.")
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), default=".run/peers",
+              show_default=True, help="Where peers and their weights are.")  # fmt: skip
+@click.option(
+    "--set-up", is_flag=True, help="Put them there first, each in an environment of its own; then compare."
+)
 @click.option("--model", default="smollm2-135m", show_default=True, help="Our file, of Q4_1.")
 @click.option("--group", "groups", type=click.Choice([group.name for group in GROUPS]), multiple=True,
               help="Weights and our activations; repeatable.  [default: all]")  # fmt: skip
@@ -148,6 +142,11 @@ def peers(
     from worker.model.weights.gguf import resolve_model_spec  # noqa: PLC0415
 
     unwind_on_sigterm()
+    try:
+        chosen = chosen_groups(groups, contexts)
+        _prepare_folder(folder, set_up=set_up)
+    except ValueError as error:
+        fail(error)
 
     def tell(line: str) -> None:
         click.echo(line, err=True)
@@ -158,7 +157,7 @@ def peers(
             for line in peer_setup.set_up(places, lambda what: tell(f"setting up {what}")):
                 tell(f"not set up: {line}")
         comparison = compare(
-            [group.only(contexts) for group in GROUPS if not groups or group.name in groups],
+            chosen,
             [PEERS[peer] for peer in peers or PEERS],
             rounds,
             Engines(places, threads, kv_dtype, folder / "logs"),
@@ -168,3 +167,14 @@ def peers(
         fail(error)
     is_kept = peers_report.report(comparison, threads=threads, rounds=rounds, check=check, as_json=as_json)
     sys.exit(0 if is_kept else 1)
+
+
+def _prepare_folder(folder: Path, *, set_up: bool) -> None:
+    """Makes the peers' folder where they are set up; raises ValueError where it can't be, or is not there."""
+    if set_up:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--folder: {folder}: {error.strerror}") from error
+    elif not folder.is_dir():
+        raise ValueError(f"--folder: {folder} is not there; run `pagecast bench peers --set-up`")

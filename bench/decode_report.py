@@ -17,8 +17,10 @@ from bench.plan_report import print_checks
 from bench.served import Served, ServedDecode
 
 JUDGED_CONTEXT = 128
+NOTHING_PROMISED = "no promise is made for these weights and contexts"
 MOST_TIMES_FLOOR: Mapping[str, float] = {"int8": 1.4, "float32": 1.12}
-"""Of a single session's step, by what is multiplied: int8 with quantised weights, or float32 with such."""
+"""Of a single session's step, by what is multiplied. int8: with quantised weights; float32: with float32
+weights."""
 LEAST_SERVED_SHARE, SERVED_SESSIONS = 0.85, 16
 MOST_ADDED_MS = 1.5
 MOST_BESIDE_BYTES = 350_000_000
@@ -84,6 +86,8 @@ def say(
         record = dict(setting) | _record(found)
         if checks is not None:
             record["checks"] = [{"passed": check.passed, "text": check.text} for check in checks]
+            if not checks:
+                record["note"] = NOTHING_PROMISED
         sys.stdout.buffer.write(orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
         sys.stdout.buffer.flush()
     else:
@@ -94,6 +98,8 @@ def say(
         else:
             _print_served(console, found)
         print_checks(console, checks or ())
+        if checks is not None and not checks:
+            console.print(NOTHING_PROMISED, soft_wrap=True)
     return all(check.passed for check in checks or ())
 
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -102,6 +103,16 @@ class Bench:
         kernels = f"{self.kernels.name} {self.kernels.kernel_set}".strip()
         numbers = f"{self.weights} weights, {self.activations} activations, {name_of(self.kv_dtype)} KV"
         return f"{self.name}, {numbers}, {kernels} kernels, {counted(self.num_threads, 'thread')}"
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What `auto` became, for a report's setting."""
+        return {
+            "kernel_set": self.kernels.kernel_set,
+            "weights": self.weights,
+            "activations": self.activations,
+            "kv_dtype": name_of(self.kv_dtype),
+        }
 
     @property
     def capacity(self) -> Capacity:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.decode import random_prompts
-from bench.floor import PRODUCTS, packed_weight, token_bytes
+from bench.floor import PRODUCTS, Reader, packed_weight, token_bytes
 from bench.loading import BLOCK_SIZE, Bench, scattered_tables
 from worker.batch import DecodePlan, Row
 from worker.kv.storage import KvStorage
@@ -20,6 +20,9 @@ from worker.plan.decode_session import PagedDecodeSession, PlanKey
 from worker.plan.graph import StepInputs
 from worker.plan.native import NativeExecutor, NativeKernels
 from worker.plan.program import Extent, Launch, Program
+
+_READS = 3
+"""Of the machine's bandwidth, before the runs and again behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Launches of one operator, and of one matrix shape where it has a matrix.
+    """Launches of one operator, and of one shape and format where it has a matrix.
 
     Attributes:
-        name: Operator, and the matrix's rows x columns.
+        name: Operator, and the matrix's rows x columns and formats.
         launches: Of a step.
         us: Of a step, all launches, median of the runs.
         work: Of a step, all launches.
@@ -63,11 +66,13 @@ class Profile:
         operators: The dearest first.
         step_us: Median time of a run, from call to return.
         kernel_us: Median of what was inside kernels, each as its longest thread took it.
+        bandwidth: Bytes per second of this machine, the best that was read before and behind the runs.
     """
 
     operators: tuple[Operator, ...]
     step_us: float
     kernel_us: float
+    bandwidth: float
 
     @property
     def outside_us(self) -> float:
@@ -88,11 +93,12 @@ class _Kernels(NativeKernels):
         return self.made
 
 
-def profile(bench: Bench, *, sessions: int, context: int, prefill: int, runs: int) -> Profile:
+def profile(bench: Bench, reader: Reader, *, sessions: int, context: int, prefill: int, runs: int) -> Profile:
     """Runs one step again and again.
 
     Args:
         bench: On native kernels.
+        reader: Tells the bandwidth.
         sessions: That decode; 0 for none.
         context: Tokens that each of them attends, its own included.
         prefill: Tokens of a prompt that are computed in the same step; 0 for none.
@@ -120,15 +126,17 @@ def profile(bench: Bench, *, sessions: int, context: int, prefill: int, runs: in
     plan = PagedDecodeSession(bench.llama, kv, key, kernels)
     rows = _rows(bench, lengths, num_decoding=sessions, num_blocks=num_blocks)
     plan.bind(rows, key)
-    plan.run()
     launch_ns: list[list[int]] = []
     step_ns, kernel_ns = [], []
+    reads = [reader.read() for _ in range(_READS)]
+    plan.run()  # what was read last is no weight
     for _ in range(runs):
         plan.bind(rows, key)
         start_ns = time.perf_counter_ns()
         kernel_ns.append(plan.run())
         step_ns.append(time.perf_counter_ns() - start_ns)
         launch_ns.append(kernels.made.launch_ns)
+    reads += [reader.read() for _ in range(_READS)]
     attended = sum(length for length in lengths[:sessions]) + prefill * (prefill + 1) / 2
     read = sum(lengths)
     counted = {Extent.TOKENS: sessions + prefill, Extent.ROWS: len(lengths), Extent.LOGITS: len(lengths)}
@@ -140,6 +148,7 @@ def profile(bench: Bench, *, sessions: int, context: int, prefill: int, runs: in
         _operators(bench, plan.program, launch_ns, works),
         statistics.median(step_ns) / 1e3,
         statistics.median(kernel_ns) / 1e3,
+        max(reads),
     )
 
 
@@ -182,7 +191,7 @@ def _work(
 def _name(bench: Bench, launch: Launch) -> str:
     if launch.operator in PRODUCTS:
         packed = packed_weight(bench, launch)
-        return f"{launch.operator} {packed.num_rows} x {packed.num_columns}"
+        return f"{launch.operator} {packed.num_rows} x {packed.num_columns} {'+'.join(packed.formats)}"
     return launch.operator
 
 

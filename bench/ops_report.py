@@ -29,6 +29,7 @@ def say(title: str, setting: Mapping[str, Any], found: Profile, *, as_json: bool
     outside = f"{found.outside_us:.0f}", f"{found.outside_us / found.step_us:.1%}"
     table.add_row("outside kernels", "", *outside, "", "")
     table.add_row("step", "", f"{found.step_us:.0f}", "", *_rates(found))
+    table.add_row("reading alone", "", "", "", f"{found.bandwidth / 1e9:.1f}", "")
     console = Console(highlight=False)
     console.print(f"[bold]{title}[/]", soft_wrap=True)
     console.print(table)

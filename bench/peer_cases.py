@@ -131,3 +131,18 @@ GROUPS = (
     Group("Q8_0", "int8", (LLAMA_CPP,), (_decode(1, llama=1.4), _decode(16, llama=2.7))),
 )
 """onnxruntime-genai runs weights of its own: int4 beside Q4_0, float32 beside F32."""
+
+
+def chosen_groups(names: Collection[str], contexts: Collection[int]) -> list[Group]:
+    """Groups of these names with cases of these contexts, those without a case left out; for none, all.
+
+    Raises:
+        ValueError: A context is that of no case.
+    """
+    named = [group for group in GROUPS if not names or group.name in names]
+    known = sorted({case.context for group in named for case in group.cases})
+    for context in contexts:
+        if context not in known:
+            had = ", ".join(map(str, known))
+            raise ValueError(f"--context: no case has {context}; cases have {had}")
+    return [narrowed for group in named if (narrowed := group.only(contexts)).cases]

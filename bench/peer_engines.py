@@ -69,9 +69,13 @@ class SpokenEngine:
     ) -> None:
         self.name = name
         self._log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with log.open("wb") as errors:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            errors = log.open("wb")
+        except OSError as error:
+            raise EngineFailed(f"{name}: {log}: {error.strerror}") from error
+        try:
+            with errors:
                 # A group of its own: what the engine starts stops with it, and Ctrl-C reaches us alone.
                 self._process = subprocess.Popen(
                     command,

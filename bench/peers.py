@@ -119,7 +119,7 @@ class Comparison:
     Attributes:
         found: Case by case.
         versions: Of engines that ran.
-        missing: Why an engine did not, by group and engine.
+        missing: Why an engine did not, by group and engine; by group alone where our own file is not there.
         bandwidths: Bytes per second, of every group's rounds.
     """
 
@@ -131,6 +131,9 @@ class Comparison:
 
 class Starter(Protocol):
     """Starts engines for a group."""
+
+    def absent(self, group: Group) -> str | None:
+        """Why our own engine can't be started: its file is not there. None: it is."""
 
     def ours(self, group: Group) -> SpokenEngine:
         """Our own. Raises EngineFailed where it does not run."""
@@ -154,6 +157,11 @@ class Engines:
         self._threads = str(threads)
         self._kv_dtype = kv_dtype
         self._logs = logs
+
+    def absent(self, group: Group) -> str | None:
+        """See `Starter`."""
+        weights = self._places.weights(group.weights)
+        return None if weights.exists() else f"{weights} is not there"
 
     def ours(self, group: Group) -> SpokenEngine:
         """See `Starter`."""
@@ -201,13 +209,18 @@ def compare(
         on_found: Told of each case when it is done.
 
     Raises:
-        EngineFailed: Our own engine did not run; a peer that does not is told of.
+        EngineFailed: Our own engine did not run, though its file is there. A peer that does not run is told
+            of, and so is a group without a file of ours.
     """
     found: list[Found] = []
     versions: dict[str, str] = {}
-    missing: dict[str, str] = {}
+    # Before the first case: what is not there must not be found out after minutes.
+    absent = {group.name: starter.absent(group) for group in groups}
+    missing = {name: reason for name, reason in absent.items() if reason is not None}
     bandwidths: list[float] = []
     for group in groups:
+        if absent[group.name] is not None:
+            continue
         with ExitStack() as stack:
             ours = starter.ours(group)
             stack.callback(ours.close)
@@ -216,7 +229,7 @@ def compare(
                 try:
                     theirs[name] = starter.peer(name, group)
                 except EngineFailed as error:
-                    missing[f"{group.name}, {name}"] = str(error)
+                    missing[f"{group.name}, {name}"] = str(error).removeprefix(f"{name}: ")
                 else:
                     stack.callback(theirs[name].close)
             for case in group.cases:

@@ -9,16 +9,22 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.peers import Comparison, Found
+from bench.peers import Comparison, Found, Promise
+
+SET_UP_HINT = "run `pagecast bench peers --set-up`"
 
 
 def report(comparison: Comparison, *, threads: int, rounds: int, check: bool, as_json: bool) -> bool:
-    """Says what came of it; returns whether, with `check`, every target that was judged was reached."""
-    promises = [promise for found in comparison.found for promise in found.promises()]
+    """Says what came of it; returns whether, with `check`, every target that was judged was reached.
+
+    A check of ours alone is a failed one: whoever asks for it wants to know of others.
+    """
+    promises = _checks(comparison) if check else []
     if as_json:
         sys.stdout.buffer.write(
             orjson.dumps(
-                _record(comparison, threads=threads, rounds=rounds),
+                _record(comparison, threads=threads, rounds=rounds)
+                | ({"checks": [_promise(each) for each in promises]} if check else {}),
                 option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE,
             )
         )
@@ -29,7 +35,18 @@ def report(comparison: Comparison, *, threads: int, rounds: int, check: bool, as
         for promise in promises:
             mark = "[green]PASS[/]" if promise.passed else "[red]FAIL[/]"
             console.print(f"{mark} {promise.text}", soft_wrap=True)
-    return not check or all(promise.passed for promise in promises)
+    return all(promise.passed for promise in promises)
+
+
+def _checks(comparison: Comparison) -> list[Promise]:
+    promises = [promise for found in comparison.found for promise in found.promises()]
+    if not any(found.theirs_ms for found in comparison.found):
+        promises.append(Promise("nothing was compared", passed=False))
+    return promises
+
+
+def _promise(promise: Promise) -> dict[str, Any]:
+    return {"passed": promise.passed, "text": promise.text}
 
 
 def line_of(found: Found) -> str:
@@ -38,7 +55,8 @@ def line_of(found: Found) -> str:
     if found.floor_ms is not None:
         ratios.insert(0, f"{found.ms / found.floor_ms:.2f} x floor")
     told = ", ".join([*ratios, *found.failed.values()])
-    return f"{found.group.name}, {found.case.name}: {found.ms:.2f} ms; {told}"
+    line = f"{found.group.name}, {found.case.name}: {found.ms:.2f} ms"
+    return f"{line}; {told}" if told else line
 
 
 def _record(comparison: Comparison, *, threads: int, rounds: int) -> dict[str, Any]:
@@ -51,7 +69,7 @@ def _record(comparison: Comparison, *, threads: int, rounds: int) -> dict[str, A
             "ratios": {name: found.ratio(name) for name in found.theirs_ms},
             "floor_ms": found.floor_ms,
             "failed": dict(found.failed),
-            "promises": [{"passed": each.passed, "text": each.text} for each in found.promises()],
+            "promises": [_promise(each) for each in found.promises()],
         }
         for found in comparison.found
     ]
@@ -75,19 +93,21 @@ def _print(console: Console, comparison: Comparison, *, threads: int, rounds: in
         for row in _rows(found):
             table.add_row(*row)
     console.print(table)
-    bandwidth = statistics.median(comparison.bandwidths) / 1e9
-    versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
-    console.print(
-        f"Medians of {rounds} rounds or more, {threads} threads; a step draws one token for each session. "
-        f"Bandwidth {bandwidth:.1f} GB/s. {versions}",
-        soft_wrap=True,
-    )
+    told = [
+        f"Medians of {rounds} rounds or more, {threads} threads; a step draws one token for each session."
+    ]
+    if comparison.bandwidths:
+        told.append(f"Bandwidth {statistics.median(comparison.bandwidths) / 1e9:.1f} GB/s.")
+    told += [", ".join(f"{name} {version}" for name, version in comparison.versions.items())]
+    console.print(" ".join(filter(None, told)), soft_wrap=True)
     for what, reason in comparison.missing.items():
         console.print(f"not compared: {what}: {reason}", soft_wrap=True, markup=False)
+    if comparison.missing:
+        console.print(SET_UP_HINT, soft_wrap=True)
 
 
 def _rows(found: Found) -> list[tuple[str, ...]]:
-    """The floor, then every peer; an empty cell where nothing is promised."""
+    """The floor, then every peer, or ours alone; an empty cell where nothing is promised."""
     group, case = found.group.name, found.case
     rows: list[tuple[str, ...]] = []
     if found.floor_ms is not None:
@@ -105,7 +125,7 @@ def _rows(found: Found) -> list[tuple[str, ...]]:
         ratio, theirs = found.ratio(peer), statistics.median(found.theirs_ms[peer])
         told = ("", "") if least is None else (f"{least} x", _met(met=ratio >= least))
         rows.append((group, case.name, peer, f"{found.ms:.2f}", f"{theirs:.2f}", f"{ratio:.2f}", *told))
-    return rows
+    return rows or [(group, case.name, "nobody", f"{found.ms:.2f}", "", "", "", "")]
 
 
 def _met(*, met: bool) -> str:

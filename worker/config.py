@@ -156,6 +156,8 @@ def _refusal(given: Mapping[str, Any], cpus: "Cpus") -> str:
     kernels = given["kernels"]
     if kernels in ("native", "reference") and given["device"] == "cuda":
         return f"--kernels {kernels} runs on --device cpu only; a CUDA device needs triton"
+    if given["activations"] == "int8" and given["weights"] in ("float32", "float16", "bfloat16"):
+        return f"--activations int8 needs quantised weights, not --weights {given['weights']}"
     settings = (("--weights", "weights"), ("--activations", "activations"), ("--kv-dtype", "kv_dtype"))
     for flag, name in settings:
         value = given[name]

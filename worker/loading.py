@@ -95,6 +95,8 @@ def load(config: WorkerConfig, log: FilteringBoundLogger) -> Loaded:
     kernels = choose_kernels(config.kernels, source.config, config.block_size, device)
     if kernels.fallback:
         log.warning("kernels_fallback", kernels=kernels.name, reason=kernels.fallback)
+    if config.thread_cpus and kernels.name != "native":
+        raise SettingRefused(f"--pin-threads needs native kernels, these are {kernels.name}")
     weights = choose_weights(config.weights, kernels, device)
     # Refused before minutes of reading.
     check_activations(config.activations, kernels)

@@ -55,8 +55,9 @@ def place_workers(
             num_threads = threads or min(max(1, len(node) // of_node), granted, max_threads)
             if pin_threads and num_threads > len(own):
                 raise StartError(
-                    f"--pin-threads: {total} workers of {num_threads} threads need a CPU for each thread, "
-                    f"there are {len(cpus.allowed)} CPUs in {len(nodes)} NUMA nodes"
+                    f"--pin-threads needs a CPU for each thread: --workers {total} times --threads "
+                    f"{num_threads}, this process has {len(cpus.allowed)}"
+                    + (f" in {len(nodes)} NUMA nodes" if numa else "")
                 )
             placements.append(Placement(num_threads, None if own == cpus.allowed else own))
     return placements

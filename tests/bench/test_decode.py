@@ -30,6 +30,7 @@ def test_one_json_object_tells_all(bench: Run, small_reader: None) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     found = json.loads(result.stdout)
     assert (found["through"], found["rounds"], found["checks"]) == ("process", 2, [])
+    assert found["note"] == "no promise is made for these weights and contexts"
     assert [(case["sessions"], case["context"]) for case in found["decode"]] == [(1, 20), (3, 20), (1, 40)]
     assert len(found["bandwidths"]) == 2
     bandwidth = statistics.median(found["bandwidths"])
@@ -130,7 +131,11 @@ def test_a_promise_that_is_not_kept_fails(capsys: pytest.CaptureFixture[str]) ->
     for kind, kept in (("int8", False), (None, True)):
         checks = floor_checks(found, kind)
         assert decode_report.say("title", {}, found, checks, as_json=False) is kept
-    assert "FAIL 1 session, context 128: 2.00 x floor, at most 1.4" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "FAIL 1 session, context 128: 2.00 x floor, at most 1.4" in said
+    assert said.count("no promise is made for these weights and contexts") == 1
+    assert decode_report.say("title", {}, found, None, as_json=False)
+    assert "promise" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,63 +1,21 @@
 """`bench peers` over children that compute nothing: turns, samples, judgements, failures."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from bench import cpu_commands, peers, peers_report
-from bench.__main__ import main
-from bench.peer_cases import GROUPS, LLAMA_CPP, OPENVINO, Case, Group
-from bench.peer_engines import Engine, EngineFailed, SpokenEngine
+from bench import peers_report
+from bench.peer_cases import GROUPS, LLAMA_CPP, OPENVINO
+from bench.peer_engines import EngineFailed, SpokenEngine
 from bench.peers import OURS, Comparison, Engines, Places, compare
 from bench.peers_report import line_of
-
-FAKE = Path(__file__).with_name("fake_engine.py")
-GROUP = Group(
-    "Q4_1",
-    "int8",
-    (LLAMA_CPP, OPENVINO),
-    (
-        Case("decode", 4, 128, 8, most_times_floor=1.4, targets={LLAMA_CPP: 1.5, OPENVINO: 3.0}),
-        Case("first_token", 1, 2048, 1, repeats=3, targets={LLAMA_CPP: 2.0}),
-    ),
-)
-
-
-class Fakes:
-    """Starts children by these arguments; a peer without any is not to be had."""
-
-    def __init__(self, folder: Path, **arguments: tuple[str, ...]) -> None:
-        self.folder = folder
-        self.arguments = arguments
-        self.started: list[SpokenEngine] = []
-
-    def ours(self, group: Group) -> SpokenEngine:
-        return self._start(OURS, self.arguments.get("ours", ("2.5",)))
-
-    def peer(self, name: str, group: Group) -> Engine:
-        short = {LLAMA_CPP: "llama", OPENVINO: "openvino"}[name]
-        if short not in self.arguments:
-            raise EngineFailed(f"{name}: is not there")
-        return self._start(name, self.arguments[short])
-
-    def _start(self, name: str, arguments: tuple[str, ...]) -> SpokenEngine:
-        command = [
-            sys.executable,
-            str(FAKE),
-            str(self.folder / "journal"),
-            name.split(maxsplit=1)[0],
-            *arguments,
-        ]
-        self.started.append(SpokenEngine(name, command, self.folder / f"{name}.log"))
-        return self.started[-1]
-
-    def journal(self) -> list[str]:
-        return (self.folder / "journal").read_text().splitlines()
+from tests.bench.peer_fakes import GROUP, Fakes
 
 
 def test_engines_take_turns_and_the_first_round_is_nobodys(tmp_path: Path) -> None:
@@ -93,7 +51,7 @@ def test_who_cannot_run_is_told_and_the_others_do(tmp_path: Path) -> None:
     fakes = Fakes(tmp_path, openvino=("5", "128"))
     comparison = compare([GROUP], (LLAMA_CPP, OPENVINO), 1, fakes)
     decode, first = comparison.found
-    assert comparison.missing == {"Q4_1-int8, llama.cpp": "llama.cpp: is not there"}
+    assert comparison.missing == {"Q4_1-int8, llama.cpp": "is not there"}
     assert decode.failed == {OPENVINO: "OpenVINO GenAI: too long"}
     assert (decode.theirs_ms, list(first.theirs_ms)) == ({}, [OPENVINO])
     assert [promise.passed for promise in decode.promises()] == [True]
@@ -111,6 +69,15 @@ def test_a_peer_that_ends_is_told_with_its_log(tmp_path: Path) -> None:
 def test_without_ours_there_is_nothing_to_compare(tmp_path: Path) -> None:
     with pytest.raises(EngineFailed, match="Pagecast: too long"):
         compare([GROUP], (), 1, Fakes(tmp_path, ours=("1", "128")))
+
+
+def test_a_group_without_our_file_is_left_out_and_the_others_run(tmp_path: Path) -> None:
+    fakes = Fakes(tmp_path, llama=("5",))
+    fakes.without_file = {"Q4_0"}
+    groups = [replace(GROUP, weights="Q4_0"), GROUP]
+    comparison = compare(groups, (LLAMA_CPP,), 1, fakes)
+    assert [found.group.name for found in comparison.found] == ["Q4_1-int8"] * 2
+    assert comparison.missing == {"Q4_0-int8": "Q4_0.gguf is not there"}
 
 
 @pytest.fixture
@@ -158,6 +125,8 @@ def test_places_that_are_empty_are_named(tmp_path: Path) -> None:
             engines.peer(peer, GROUPS[0])
     with pytest.raises(EngineFailed, match=f"Pagecast: {tmp_path}/Q8_0.gguf is not there"):
         engines.ours(GROUPS[-1])
+    assert engines.absent(GROUPS[-1]) == f"{tmp_path}/Q8_0.gguf is not there"
+    assert engines.absent(GROUPS[0]) is None
 
 
 @pytest.fixture
@@ -168,6 +137,7 @@ def comparison(tmp_path: Path) -> Comparison:
 
 def test_the_table_judges(comparison: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
     assert peers_report.report(comparison, threads=2, rounds=1, check=False, as_json=False)
+    assert not re.search("PASS|FAIL|set-up", capsys.readouterr().out)
     assert not peers_report.report(comparison, threads=2, rounds=1, check=True, as_json=False)
     said = capsys.readouterr().out
     rows = [" ".join(line.split()) for line in said.splitlines()]
@@ -186,36 +156,37 @@ def test_one_json_object_tells_all(comparison: Comparison, capfdbinary: pytest.C
     assert [promise["passed"] for promise in decode["promises"]] == [True, True, False]
     assert first["failed"] == {OPENVINO: "OpenVINO GenAI: too long"}
     assert (found["threads"], found["rounds"], found["missing"]) == (2, 1, {})
+    assert "checks" not in found
+    peers_report.report(comparison, threads=2, rounds=1, check=True, as_json=True)
+    checks = json.loads(capfdbinary.readouterr().out)["checks"]
+    assert checks == [promise for case in (decode, first) for promise in case["promises"]]
 
 
-def test_groups_can_be_narrowed() -> None:
-    assert [case.context for case in GROUPS[0].only({2048}).cases] == [2048, 2048]
-    assert GROUPS[0].only(()) == GROUPS[0]
-    assert len({group.name for group in GROUPS}) == len(GROUPS)
+def test_ours_alone_is_shown_and_no_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fakes = Fakes(tmp_path)
+    fakes.without_file = {"Q8_0"}
+    told: list[str] = []
+    groups = [GROUP, replace(GROUP, weights="Q8_0")]
+    alone = compare(groups, (LLAMA_CPP, OPENVINO), 1, fakes, lambda found: told.append(line_of(found)))
+    assert told[1] == "Q4_1-int8, first token, prompt of 2,048: 2.50 ms"
+    assert peers_report.report(alone, threads=2, rounds=1, check=False, as_json=False)
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "Q4_1-int8 first token, prompt of 2,048 nobody 2.50" in rows
+    assert rows[-4:] == [
+        "not compared: Q8_0-int8: Q8_0.gguf is not there",
+        "not compared: Q4_1-int8, llama.cpp: is not there",
+        "not compared: Q4_1-int8, OpenVINO GenAI: is not there",
+        "run `pagecast bench peers --set-up`",
+    ]
+    assert not peers_report.report(alone, threads=2, rounds=1, check=True, as_json=False)
+    assert "FAIL nothing was compared" in capsys.readouterr().out
 
 
-def test_the_command_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fakes = Fakes(tmp_path, llama=("5",))
-    made = []
-    monkeypatch.setattr(
-        peers, "Engines", lambda places, *rest: made.append((places.weights("Q8_0"), *rest)) or fakes
-    )
-    monkeypatch.setattr(cpu_commands, "unwind_on_sigterm", lambda: None)
-    model, folder = tmp_path / "tiny.gguf", tmp_path / "all"
-    model.touch()
-    arguments = ["peers", "--model", str(model), "--folder", str(folder), "--rounds", "1", "--threads", "3"]
-    arguments += ["--group", "Q4_0-int8", "--peer", "llama.cpp", "--kv-dtype", "int8"]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
-    assert made == [(folder / "Q8_0.gguf", 3, "int8", folder / "logs")]
-    assert result.stderr.splitlines()[0] == (
-        "Q4_0-int8, 1 session, context 128: 2.50 ms; 1.25 x floor, 2.00 x llama.cpp"
-    )
-    assert result.stdout.count("PASS Q4_0-int8, ") == 3
-    fakes.arguments["llama"] = ("2",)
-    assert CliRunner().invoke(main, [*arguments, "--check"]).exit_code == 1
-
-
-def test_a_command_without_a_model_is_one_line(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["peers", "--model", str(tmp_path / "no.gguf")])
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "error: no.gguf: no such file\n")
+def test_no_group_at_all_is_no_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fakes = Fakes(tmp_path)
+    fakes.without_file = {"Q4_1"}
+    nothing = compare([GROUP], (LLAMA_CPP,), 1, fakes)
+    assert not peers_report.report(nothing, threads=2, rounds=1, check=True, as_json=False)
+    said = capsys.readouterr().out
+    assert "FAIL nothing was compared" in said
+    assert "GB/s" not in said

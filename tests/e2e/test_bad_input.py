@@ -16,7 +16,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 
 from pagecast.v1 import generation_pb2, model_pb2, session_pb2
 from tests.e2e.bad_calls import GOOD_SAMPLING, BadCall, bad_calls
-from tests.e2e.calls import ENDLESS, Api, Refusal, refusal_of
+from tests.e2e.calls import ENDLESS, GO_ON, Api, Refusal, refusal_of
 from tests.e2e.rig import Rig
 from tests.tiny_model import write_tiny_gguf
 
@@ -169,8 +169,8 @@ def test_the_edges_of_sampling_are_taken_and_told(api: Api, name: str) -> None:
         sampling = session_pb2.SamplingParams(**given)
         with api.session(default_sampling=sampling) as session_id:
             for reply in (
-                api.turn(session_id, "a", max_tokens=2),
-                api.turn(session_id, "a", max_tokens=2, sampling=given),
+                api.turn(session_id, "a", max_tokens=2, stop=GO_ON),
+                api.turn(session_id, "a", max_tokens=2, stop=GO_ON, sampling=given),
             ):
                 assert getattr(reply.started.sampling, name) == getattr(sampling, name)
                 assert len(reply.ids) == 2

@@ -38,7 +38,7 @@ class Script:
         for turn in range(TURNS):
             sampling = {"temperature": 1.2, "seed": 100 * number + turn, "top_p": 0.95} if number % 2 else {}
             given = [chance.randrange(3, 250) for _ in range(chance.randrange(1, 3 * BLOCK))]
-            options = {"max_tokens": chance.randrange(10, 25), "sampling": sampling, "stop": GO_ON}
+            options = {"max_tokens": chance.randrange(20, 40), "sampling": sampling, "stop": GO_ON}
             turns.append((given, options))
         return cls(tuple(turns))
 

@@ -44,7 +44,7 @@ def test_threads_are_as_many_as_mask_and_quota_grant(monkeypatch: pytest.MonkeyP
         assert (root, allowed) == (Path("/"), os.sched_getaffinity(0))
         return machine
 
-    monkeypatch.setattr("worker.config.read_cpus", read)
+    monkeypatch.setattr("pagecast._cpus.read_cpus", read)
     for quota, threads in ((None, 256), (2.5, 3), (0.1, 1)):
         machine = dataclasses.replace(machine, quota=quota)
         assert WorkerConfig.load(list(LISTEN)).num_threads == threads

@@ -29,14 +29,14 @@ async def test_every_reader_gets_every_report_in_order() -> None:
 
 
 async def test_a_reader_comes_back_where_it_was() -> None:
-    ring = ReportRing(max_kept=4)
+    ring = ReportRing(min_kept=4, max_bytes=0)
     for number in range(6):
         ring.append(_report(str(number)))
     assert await _read(ring, 2, 4) == [3, 4, 5, 6]
 
 
 async def test_a_new_reader_starts_at_the_oldest_report_kept() -> None:
-    ring = ReportRing(max_kept=4)
+    ring = ReportRing(min_kept=4, max_bytes=0)
     for number in range(6):
         ring.append(_report(str(number)))
     assert await _read(ring, 0, 4) == [3, 4, 5, 6]
@@ -44,7 +44,7 @@ async def test_a_new_reader_starts_at_the_oldest_report_kept() -> None:
 
 @pytest.mark.parametrize("after", [1, 7])
 async def test_a_reader_that_missed_reports_is_told(after: int) -> None:
-    ring = ReportRing(max_kept=4)
+    ring = ReportRing(min_kept=4, max_bytes=0)
     for number in range(6):
         ring.append(_report(str(number)))
     with pytest.raises(LookupError, match="kept: 3 to 6"):
@@ -59,3 +59,20 @@ async def test_closing_ends_readers_after_the_last_report() -> None:
     ring.append(_report("b"))
     ring.close()
     assert await reader == [1, 2]
+
+
+async def test_small_reports_are_kept_while_they_take_little() -> None:
+    size = worker_pb2.StreamStepsResponse(report=1, events=_report("a").events).ByteSize()
+    ring = ReportRing(min_kept=4, max_bytes=10 * size)
+    for _ in range(30):
+        ring.append(_report("a"))
+    assert await _read(ring, 20, 10) == list(range(21, 31))
+    with pytest.raises(LookupError, match="kept: 21 to 30"):
+        await _read(ring, 19, 1)
+
+
+async def test_a_reader_far_behind_gets_all_in_order() -> None:
+    ring = ReportRing()
+    for _ in range(9000):
+        ring.append(_report("a"))
+    assert await _read(ring, 1, 8999) == list(range(2, 9001))

@@ -98,7 +98,8 @@ class NativeDraws:
             return words.nbytes
         first = self._num_entries
         if not most_entries(draw):
-            write_words(draw, words, slot=-1, first_entry=first, num_entries=0)
+            # Held beyond this step, whose table of entries is not that of the next.
+            write_words(draw, words, slot=-1, first_entry=0, num_entries=0)
             self._held[place] = draw.sampling
             return words.nbytes
         entries = self._logs[place].entries(draw)

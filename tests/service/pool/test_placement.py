@@ -64,8 +64,8 @@ def test_places(cpus: Cpus, given: dict[str, Any], places: list[Placement]) -> N
     [
         (TWO, {"numa": True, "num_workers": 3}, "--workers 3: --numa needs a multiple of the 2 NUMA nodes"),
         (TWO, {"numa": True, "num_workers": 1}, "--workers 1: --numa"),
-        (FLAT, {"threads": 9, "pin_threads": True}, "--pin-threads: 1 workers of 9 threads .* 8 CPUs"),
-        (FLAT, {"num_workers": 9, "pin_threads": True}, "--pin-threads: 9 workers of 1 threads"),
+        (FLAT, {"threads": 9, "pin_threads": True}, "--workers 1 times --threads 9, .* 8"),
+        (FLAT, {"num_workers": 9, "pin_threads": True}, "--workers 9 times --threads 1"),
         (TWO, {"numa": True, "threads": 5, "pin_threads": True}, "--pin-threads: 2 .* in 2 NUMA nodes"),
     ],
 )

@@ -195,3 +195,16 @@ def test_a_logit_that_is_not_finite_is_told_for_its_row_alone(team):
         assert broken is None
         assert isinstance(first, Drawn)
         assert isinstance(last, Drawn)
+
+
+def test_a_row_that_is_held_outlives_the_entries_beside_it(team):
+    logits = np.random.default_rng(0).normal(size=(2, 50)).astype(np.float32)
+    draws = NativeDraws(team, logits, vocab_size=50)
+    plain = Draw(Sampling(), [1], 0, frozenset())
+    penalised = Draw(Sampling(repetition_penalty=1.2), [3, 4], 0, frozenset())
+    draws.prepare([1, 0], [penalised, plain])
+    assert None not in draws.draw()
+    draws.prepare([0], [plain])
+    (found,) = draws.draw()
+    assert found is not None
+    assert found.token_id == logits[0].argmax()

@@ -22,7 +22,8 @@ def round_to_int8(heads: Tensor) -> tuple[Tensor, Tensor]:
     """
     largest = heads.abs().amax(-1)
     is_finite = heads.isfinite().all(-1)
-    factor = 127.0 / largest
+    # A scalar over a tensor is rounded twice: torch multiplies by a reciprocal.
+    factor = torch.full_like(largest, 127.0) / largest
     factor = torch.where(factor.isfinite() & is_finite, factor, 0.0)
     elements = torch.where(is_finite[..., None], heads * factor[..., None], 0.0).round().to(torch.int8)
     return elements, torch.where(is_finite, largest / 127.0, torch.nan)

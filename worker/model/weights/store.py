@@ -1,4 +1,4 @@
-"""The weights of one model in the forms that plans want them in. Knows no model, no graph and no file."""
+"""The weights of one model in the forms that plans want them in. Knows no model, graph or file format."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,5 +1,5 @@
 // Attention as the kernels see it: spans, items and partial results. Which items a launch has is decided in
-// launch_attention.cpp; no result depends on that choice.
+// attention_plan.cpp; no result depends on that choice.
 //
 // Order of every query, whatever else is computed with it. Its tokens 0..position are cut into spans of
 // kSpanTokens, and those into groups of kLanes. Over the tokens t of a span

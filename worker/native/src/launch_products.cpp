@@ -56,7 +56,7 @@ bool wants_int8(Activations activations, const Panels& segment) {
 
 }  // namespace
 
-// A product's segments and the kernels that each goes through.
+// A product's segments and its operands, float32.
 struct Program::Product {
   std::vector<Panels> segments;
   Rows x;

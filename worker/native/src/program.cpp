@@ -47,6 +47,18 @@ Sizes checked_capacity(int64_t max_tokens, int64_t max_rows) {
   return {max_tokens, max_rows, max_rows};
 }
 
+// Sets a flag while it lives.
+class Running {
+ public:
+  explicit Running(std::atomic<bool>& flag) : flag_(flag) { flag_ = true; }
+  ~Running() { flag_ = false; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  std::atomic<bool>& flag_;
+};
+
 void check_live(const char* name, int64_t live, int64_t capacity) {
   if (live < 0 || live > capacity) {
     throw std::invalid_argument(std::string(name) + ": " + std::to_string(live) + ", must be 0 to " +
@@ -65,6 +77,11 @@ Program::Program(Team& team, int64_t max_tokens, int64_t max_rows, const char* k
       body_ticks_(static_cast<size_t>(team.size())),
       max_ahead_bytes_(ahead_bytes()),
       shares_(team.size()) {}
+
+Checks Program::checks(const char* op) const {
+  if (is_running_) throw std::logic_error(std::string(op) + ": the program is running");
+  return Checks(op, capacity_);
+}
 
 void Program::push(Extent extent, int64_t num_panels, int64_t cost, std::function<void(const Share&)> body) {
   launches_.push_back({extent, num_panels, nullptr, cost, std::move(body)});
@@ -85,6 +102,7 @@ int64_t Program::run(const Sizes& live) {
   check_live("num_rows", live.rows, capacity_.rows);
   check_live("num_logits", live.logits, capacity_.logits);
   Team::Lease lease(team_);
+  const Running running(is_running_);
   prepare(live);
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();

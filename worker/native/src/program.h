@@ -32,7 +32,7 @@ struct Share {
 };
 
 // One kernel call with its operands bound. It is cut into units that any thread may do: rows of its extent,
-// or weight panels, or attention pairs.
+// or weight panels, or attention items.
 struct Launch {
   Extent extent;
   int64_t num_panels;        // 0: cut by rows
@@ -134,7 +134,8 @@ class Program {
   };
   struct Product;
 
-  Checks checks(const char* op) const { return Checks(op, capacity_); }
+  // Of an operator that is to be added. Throws std::logic_error during a run: threads read the list then.
+  Checks checks(const char* op) const;
   void push(Extent extent, int64_t num_panels, int64_t cost, std::function<void(const Share&)> body);
   // A launch cut by the rows of `out`, its last result.
   void push_rows(const View& out, int64_t cost, std::function<void(const Share&)> body);
@@ -176,9 +177,10 @@ class Program {
 
   std::vector<Live> live_;
   std::vector<std::vector<int64_t>> body_ticks_;  // [thread][launch]
-  double ns_per_tick_ = 0.0;                      // over the last run
-  size_t first_shared_ = 0;                       // of the run at hand; the number of launches: none
-  const int64_t max_ahead_bytes_;                 // that a thread fetches of a launch to come
+  std::atomic<bool> is_running_{false};
+  double ns_per_tick_ = 0.0;       // over the last run
+  size_t first_shared_ = 0;        // of the run at hand; the number of launches: none
+  const int64_t max_ahead_bytes_;  // that a thread fetches of a launch to come
   Shares shares_;
 };
 

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -181,22 +182,31 @@ void bench(const Kernels& set, int num_threads, const Shape& shape, Format forma
   }
 }
 
+// The place of `wanted` among the names; where it has none, says which ones there are and ends with 2.
+size_t place_of(const char* what, const char* wanted, std::span<const char* const> names) {
+  for (size_t i = 0; i < names.size(); ++i)
+    if (std::string_view(names[i]) == wanted) return i;
+  std::fprintf(stderr, "%s %s is none of:", what, wanted);
+  for (const char* name : names) std::fprintf(stderr, " %s", name);
+  std::fprintf(stderr, "\n");
+  std::exit(2);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a shape takes a while, and whoever reads a pipe waits
   const auto sets = sets_of_this_machine();
-  const Kernels* set = sets.front();
-  for (const Kernels* each : sets)
-    if (argc > 1 && std::string_view(each->name) == argv[1]) set = each;
+  std::vector<const char*> names;
+  for (const Kernels* each : sets) names.push_back(each->name);
+  const Kernels& set = *sets[argc > 1 ? place_of("set", argv[1], names) : 0];
   const int num_threads = argc > 2 ? std::max(1, std::atoi(argv[2])) : 1;
-  auto format = Format::kQ4_1;
-  for (int i = 0; i < kNumFormats; ++i)
-    if (argc > 3 && std::string_view(kFormats[i]) == argv[3]) format = static_cast<Format>(i);
-  std::printf("%s, %d threads\n", set->name, num_threads);
+  const auto format = argc > 3 ? static_cast<Format>(place_of("format", argv[3], kFormats)) : Format::kQ4_1;
+  std::printf("%s, %d threads\n", set.name, num_threads);
   for (const Shape& shape : {Shape{960, 576, false},
                              {576, 576, false},
                              {3072, 576, true},
                              {576, 1536, false},
                              {49152, 576, false}})
-    bench(*set, num_threads, shape, format);
+    bench(set, num_threads, shape, format);
 }

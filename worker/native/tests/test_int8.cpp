@@ -139,6 +139,8 @@ void test_products(const Kernels& set) {
                        Matrix::random(outputs == 17 ? kMostRows : 9, columns, kSeed, 30.0f));
     check_products(set, QuantisedWeight(format, 8, 96, 1536, kSeed), Matrix::random(6, 1536, kSeed));
     check_products(set, QuantisedWeight(format, 8, 32, 32, kSeed), Matrix::random(131, 32, kSeed));
+    // Three chunks of groups, and more tiles of rows than read a panel as it is packed.
+    check_products(set, QuantisedWeight(format, 8, 64, 1600, kSeed), Matrix::random(17, 1600, kSeed));
   }
 }
 

@@ -14,7 +14,7 @@ inline constexpr int kGroupsPerChunk = 24;
 inline constexpr int kRowsPerBlock = 64;  // whose gates are kept while the ups are multiplied
 inline constexpr int kFewTiles = 2;       // up to which a panel is unpacked by each of them anew
 
-// Panels that many rows walk together: two vectors at least share what is read of a row.
+// Panels that rows walk together: two vectors at least share what is read of a row.
 inline constexpr int kPanelsAtOnce = kParts > 1 ? 1 : 2;
 
 template <Format kFormat, int kPanels>

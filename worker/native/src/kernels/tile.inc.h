@@ -36,7 +36,7 @@ constexpr int rows_per_tile() {
 inline constexpr int kPanelsPerBlock = 4;
 
 // How many bytes further a tile asks for its panels' data while it multiplies. The first rows to meet a
-// block read it from memory: a few lines ahead, where the panels are too few streams for the machine's own
+// block read it from memory: 4 KiB ahead, where the panels are too few streams for the machine's own
 // prefetch to keep memory busy, or too short ones, and then the next panels. Later rows have it in cache and
 // fetch the next block meanwhile, if one comes before `last`.
 template <int kPanels>
@@ -48,7 +48,8 @@ PAGECAST_INLINE int64_t fetch_ahead(int64_t first_row, int64_t panel, int64_t la
   return panel + kPanelsPerBlock + kPanels <= last ? kPanelsPerBlock * w.panel_bytes() : 0;
 }
 
-// What a tile multiplies: some rows of x, some panels of w.
+// What a tile multiplies: some rows of x, some panels of w. What lies `ahead` bytes further on is asked for
+// meanwhile.
 struct TileCall {
   Rows x;
   int64_t first_row;
