@@ -72,7 +72,11 @@ def test_as_it_comes_a_worker_is_near_and_takes_little_beside_weights_and_pool(t
         assert_ids_agree(generate, case["prompt_ids"], golden, margins, min_margin=0.5)
         (ready,) = server.events("worker_ready")
         status = Path(f"/proc/{ready['pid']}/status").read_text(encoding="utf-8")
-    sizes = {name: int(text.split()[0]) * 1024 for name, text in re.findall(r"(Vm\w+):\s*(.*)", status)}
+    sizes = {
+        name: int(text.split()[0]) * 1024 for name, text in re.findall(r"((?:Vm|Rss)\w+):\s*(.*)", status)
+    }
     file_bytes = resolve_model_spec("smollm2-135m").stat().st_size
     assert ready["kv_bytes"] > 100 * MIB
-    assert sizes["VmHWM"] <= file_bytes + 350 * MIB, sizes
+    assert sizes["VmHWM"] <= file_bytes + ready["kv_bytes"] + 350 * MIB, sizes
+    # Of the pool few pages were touched. How much of a library is mapped is the system's choice.
+    assert sizes["RssAnon"] <= file_bytes + 350 * MIB, sizes

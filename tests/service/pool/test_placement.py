@@ -66,7 +66,7 @@ def test_places(cpus: Cpus, given: dict[str, Any], places: list[Placement]) -> N
         (TWO, {"numa": True, "num_workers": 1}, "--workers 1: --numa"),
         (FLAT, {"threads": 9, "pin_threads": True}, "--workers 1 times --threads 9, .* 8"),
         (FLAT, {"num_workers": 9, "pin_threads": True}, "--workers 9 times --threads 1"),
-        (TWO, {"numa": True, "threads": 5, "pin_threads": True}, "--pin-threads: 2 .* in 2 NUMA nodes"),
+        (TWO, {"numa": True, "threads": 5, "pin_threads": True}, "--threads 5, .* in 2 NUMA nodes"),
     ],
 )
 def test_what_cannot_be_placed_is_refused(cpus: Cpus, given: dict[str, Any], error: str) -> None:

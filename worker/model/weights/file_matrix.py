@@ -90,14 +90,15 @@ class FileMatrix:
         return decoded(self.name, GGMLQuantizationType[self.kind.upper()], self.raw)
 
     def forget(self) -> None:
-        """Lets the system take the pages back that hold this matrix; a later look reads the file again."""
+        """Lets the system take the file's pages back; a later look reads the file again.
+
+        All of them: where it keeps large pieces of a file, the system maps more than was looked at.
+        """
         owner: object = self.raw
         while isinstance(owner, np.ndarray):
             owner = owner.base
         if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            start = self.raw.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
-            first = start // mmap.PAGESIZE * mmap.PAGESIZE
-            owner.madvise(mmap.MADV_DONTNEED, first, start + self.raw.nbytes - first)
+            owner.madvise(mmap.MADV_DONTNEED)
 
 
 def decoded(name: str, kind: GGMLQuantizationType, data: npt.NDArray[np.generic]) -> Tensor:
