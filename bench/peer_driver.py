@@ -62,11 +62,11 @@ class OpenVino:
 
     def decode(self, prompts: list[list[int]], tokens: int) -> float:
         """See `Engine`."""
-        # When each step of all sessions was done, by its own clock, in microseconds.
+        # When each step of all sessions was done, by its own clock, in milliseconds.
         done = list(self._generate(prompts, tokens + 1).raw_metrics.m_new_token_times)
         if len(done) != tokens + 1:
             raise RuntimeError(f"{tokens + 1} tokens took {len(done)} steps: the prompts were cut")
-        return float(done[-1] - done[0]) / 1e6
+        return float(done[-1] - done[0]) / 1e3
 
     def _generate(self, prompts: list[list[int]], tokens: int) -> Any:
         numpy = self._numpy
