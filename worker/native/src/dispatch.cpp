@@ -7,6 +7,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace pagecast {
 namespace {
@@ -19,6 +23,25 @@ namespace {
          __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 [[maybe_unused]] bool runs_avx512vnni() { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+// Tiles are there for a process that has asked the system for them: its threads' signal stacks must hold
+// them, too. Where it can't be asked it hasn't them.
+bool has_tiles() {
+#if defined(__linux__)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+[[maybe_unused]] bool runs_avx512amx() {
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!runs_avx512vnni() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  static const bool has = (edx & kTile) != 0 && (edx & kInt8) != 0 && has_tiles();
+  return has;
+}
 
 // Not every compiler's runtime knows F16C and AVX-VNNI by name. They use the registers of AVX2.
 [[maybe_unused]] bool runs_avx2() {
@@ -37,6 +60,9 @@ namespace {
 
 std::vector<const Kernels*> kernel_sets() {
   std::vector<const Kernels*> sets;
+#ifdef PAGECAST_HAS_AVX512AMX
+  if (runs_avx512amx()) sets.push_back(&avx512amx_kernels());
+#endif
 #ifdef PAGECAST_HAS_AVX512VNNI
   if (runs_avx512vnni()) sets.push_back(&avx512vnni_kernels());
 #endif

@@ -60,7 +60,7 @@ struct Rope {
 // Every kernel takes a half-open range [first, last) of what it is cut by, so that threads can share a
 // launch.
 struct Kernels {
-  const char* name;  // "avx512vnni", "avx512", "avx2vnni", "avx2", "neon", "baseline"
+  const char* name;  // "avx512amx", "avx512vnni", "avx512", "avx2vnni", "avx2", "neon", "baseline"
   bool fused;        // products and sums are rounded once (FMA): all such sets give the same bits
 
   // By panels: out[t, n] = sum over k, ascending, of x[t, k] * w[n, k], from 0, one multiply-add a step.
@@ -104,6 +104,7 @@ struct Kernels {
 
 // The sets, each linked where its instructions exist (x86: those of AVX-512 and AVX2; AArch64: neon;
 // everywhere: baseline). Calling one's kernels is up to whoever asked the machine first.
+const Kernels& avx512amx_kernels();
 const Kernels& avx512vnni_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx2vnni_kernels();

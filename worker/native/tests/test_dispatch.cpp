@@ -13,7 +13,7 @@ using namespace pagecast;
 
 // Best first, each name once, all of them complete.
 void test_the_sets() {
-  const char* order[] = {"avx512vnni", "avx512", "avx2vnni", "avx2", "neon", "baseline"};
+  const char* order[] = {"avx512amx", "avx512vnni", "avx512", "avx2vnni", "avx2", "neon", "baseline"};
   size_t at = 0;
   for (const Kernels* set : kernel_sets()) {
     while (at < std::size(order) && std::string_view(set->name) != order[at]) ++at;
@@ -32,6 +32,7 @@ void test_a_machine_with_vnni_runs_the_set_without() {
       if (set->name == name) return true;
     return false;
   };
+  CHECK(!runs("avx512amx") || runs("avx512vnni"), "avx512vnni");
   CHECK(!runs("avx512vnni") || runs("avx512"), "avx512");
   CHECK(!runs("avx2vnni") || runs("avx2"), "avx2");
 #if defined(__x86_64__)

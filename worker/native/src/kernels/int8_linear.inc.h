@@ -4,15 +4,14 @@
 // cache, and walk it tile by tile.
 #pragma once
 
+#include "int8_gates.inc.h"
 #include "int8_tile.inc.h"
-#include "silu.inc.h"
 
 namespace pagecast::PAGECAST_SET {
 namespace {
 
 inline constexpr int kGroupsPerChunk = 24;
-inline constexpr int kRowsPerBlock = 64;  // whose gates are kept while the ups are multiplied
-inline constexpr int kFewTiles = 2;       // up to which a panel is unpacked by each of them anew
+inline constexpr int kFewTiles = 2;  // up to which a panel is unpacked by each of them anew
 
 // Panels that rows walk together: two vectors at least share what is read of a row.
 inline constexpr int kPanelsAtOnce = kParts > 1 ? 1 : 2;
@@ -91,21 +90,20 @@ void int8_linear(Int8Rows x, int num_rows, const Panels& w, int64_t first, int64
 }
 
 template <Format kFormat>
+struct Int8Gates {
+  static constexpr int kRows = 64;
+  static constexpr int kPanels = kPanelsAtOnce;
+
+  PAGECAST_MEMBER void multiply(const Int8Rows& x, int64_t first_row, int num_rows, const Panels& w,
+                                int64_t panel, int64_t num_panels, float* sums, int64_t stride) {
+    multiply_panels<kFormat>(x, first_row, num_rows, w, panel, num_panels, sums, stride);
+  }
+};
+
+template <Format kFormat>
 void int8_linear_swiglu(Int8Rows x, int num_rows, const Panels& w, int64_t first, int64_t last, Rows out) {
-  constexpr int64_t kWidth = kPanelsAtOnce * kLanes;
-  alignas(64) float gate[kRowsPerBlock * kWidth], up[kRowsPerBlock * kWidth];
-  const int64_t half = w.num_panels() / 2;
-  for (int64_t panel = first; panel < last; panel += kPanelsAtOnce)
-    for (int row = 0; row < num_rows; row += kRowsPerBlock) {
-      const int rows = num_rows - row < kRowsPerBlock ? num_rows - row : kRowsPerBlock;
-      const int64_t panels = last - panel < kPanelsAtOnce ? last - panel : kPanelsAtOnce;
-      multiply_panels<kFormat>(x, row, rows, w, panel, panels, gate, kWidth);
-      multiply_panels<kFormat>(x, row, rows, w, panel + half, panels, up, kWidth);
-      for (int r = 0; r < rows; ++r)
-        for (int64_t lane = 0; lane < panels * kLanes; lane += kLanes)
-          store(out.row(row + r) + panel * kLanes + lane,
-                silu(load(gate + r * kWidth + lane)) * load(up + r * kWidth + lane));
-    }
+  Int8Gates<kFormat> gates;
+  multiply_gates(gates, x, num_rows, w, first, last, out);
 }
 
 }  // namespace

@@ -1,0 +1,19 @@
+// The kernels for AVX-512 with AMX: those of avx512vnni.cpp, but for products in eight bits of many rows.
+// Compile with the flags of avx512vnni.cpp, -mamx-tile and -mamx-int8.
+#define PAGECAST_SET avx512amx
+#include "../simd/avx512.h"
+#include "int8_amx.inc.h"
+
+namespace pagecast {
+
+const Kernels& avx512amx_kernels() {
+  static const Kernels kernels = [] {
+    Kernels copy = avx512vnni_kernels();
+    copy.name = "avx512amx";
+    copy.int8 = &avx512amx::int8_kernels();
+    return copy;
+  }();
+  return kernels;
+}
+
+}  // namespace pagecast

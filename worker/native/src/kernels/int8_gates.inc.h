@@ -1,0 +1,33 @@
+// out = silu(x @ gate.T) * (x @ up.T), whoever multiplies.
+#pragma once
+
+#include "../int8.h"
+#include "silu.inc.h"
+
+namespace pagecast::PAGECAST_SET {
+namespace {
+
+// Gates [first, last), `Multiplier::kPanels` of them at a time, whose sums of `Multiplier::kRows` rows are
+// kept while those of the ups are made. multiply(x, first_row, num_rows, w, panel, num_panels, sums, stride)
+// gives sums[r, lane] of rows first_row + r and `num_panels` panels.
+template <class Multiplier>
+void multiply_gates(Multiplier& multiplier, const Int8Rows& x, int num_rows, const Panels& w, int64_t first,
+                    int64_t last, Rows out) {
+  constexpr int64_t kWidth = Multiplier::kPanels * kLanes;
+  alignas(64) float gate[Multiplier::kRows * kWidth], up[Multiplier::kRows * kWidth];
+  const int64_t half = w.num_panels() / 2;
+  for (int64_t panel = first; panel < last; panel += Multiplier::kPanels)
+    for (int row = 0; row < num_rows; row += Multiplier::kRows) {
+      const int rows = num_rows - row < Multiplier::kRows ? num_rows - row : Multiplier::kRows;
+      const int64_t panels = last - panel < Multiplier::kPanels ? last - panel : Multiplier::kPanels;
+      multiplier.multiply(x, row, rows, w, panel, panels, gate, kWidth);
+      multiplier.multiply(x, row, rows, w, panel + half, panels, up, kWidth);
+      for (int r = 0; r < rows; ++r)
+        for (int64_t lane = 0; lane < panels * kLanes; lane += kLanes)
+          store(out.row(row + r) + panel * kLanes + lane,
+                silu(load(gate + r * kWidth + lane)) * load(up + r * kWidth + lane));
+    }
+}
+
+}  // namespace
+}  // namespace pagecast::PAGECAST_SET
