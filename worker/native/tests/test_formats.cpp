@@ -20,7 +20,7 @@ Matrix multiply(const Kernels& set, bool is_swiglu, Matrix& x, const PackedMatri
 
 // Columns that fill pieces, and that don't.
 const std::vector<int64_t>& columns_of(const KindInfo& info) {
-  static const std::vector<int64_t> any = {1, 31, 97}, groups = {32, 96, 160}, blocks = {256, 768};
+  static const std::vector<int64_t> any = {1, 31, 97, 250}, groups = {32, 96, 160}, blocks = {256, 768};
   return info.block_columns == 1 ? any : info.block_columns == 32 ? groups : blocks;
 }
 
@@ -30,7 +30,7 @@ void test_products_have_the_bits_of_float32(const Kernels& set, const KindInfo& 
     for (const int64_t outputs : {1, 17, 96, 160}) {
       const gguf_twin::Rows rows(info.kind, outputs, columns, 1);
       const PackedMatrix packed = rows.pack(), plain = pack_one(rows.floats(), columns);
-      for (const int num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 33, 65}) {
+      for (const int num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 14, 15, 33, 65}) {
         Matrix x = Matrix::random(num_rows, columns, 2);
         const Matrix out = multiply(set, false, x, packed);
         CHECK(out.same(multiply(set, false, x, plain)), "%s linear %s %d x %ld x %ld", set.name, info.name,

@@ -21,6 +21,8 @@ std::vector<Shape> shapes() {
     for (const int64_t outputs : {1, 16, 17, 48, 192})
       for (const int64_t columns : {1, 15, 16, 17, 64}) out.push_back({rows, outputs, columns});
   for (const int rows : {1, 3, 8, 13}) out.push_back({rows, 1536, 576}), out.push_back({rows, 192, 1536});
+  // Columns in several pieces, and more rows than a block has.
+  for (const int rows : {7, 14, 15, 30, 65}) out.push_back({rows, 80, 193});
   return out;
 }
 
@@ -77,10 +79,14 @@ void test_linear_swiglu_is_its_twin(const Kernels& set) {
 
 // A row alone, its panels cut in any two: the bits it has among others.
 void test_no_bit_depends_on_rows_or_cut(const Kernels& set) {
-  const TestWeight w(2 * 112, 96, 5);
+  constexpr int64_t kColumns = 250;  // in pieces, where rows are many tiles
+  const TestWeight w(2 * 112, kColumns, 5);
   const int64_t panels = w.packed.panels().num_panels();
-  for (int rows = 1; rows <= 33; ++rows) {
-    Matrix x = Matrix::random(rows, 96, 6);
+  std::vector<int> counts;
+  for (int rows = 1; rows <= 33; ++rows) counts.push_back(rows);
+  for (const int rows : {64, 65, 130}) counts.push_back(rows);
+  for (const int rows : counts) {
+    Matrix x = Matrix::random(rows, kColumns, 6);
     const Matrix all = run_linear(set, x, w), all_swiglu = run_linear_swiglu(set, x, w);
     for (int64_t t = 0; t < rows; ++t) {
       Matrix one(1, w.packed.num_rows()), one_swiglu(1, w.packed.num_rows() / 2);

@@ -1,16 +1,12 @@
-// Products of some rows with some panels, all their sums in registers at once. However a matrix is cut into
-// tiles, a sum is one chain of multiply-adds over k ascending: no bit depends on the cut.
+// Tiles: some rows times some panels, all their sums in registers at once. However a matrix is cut into
+// tiles, a sum is one chain of multiply-adds over k ascending: no bit depends on the cut. Here is how rows
+// and panels are cut, and the tiles of quantised weights that are read as they are packed.
 #pragma once
 
 #include "weights.inc.h"
 
 namespace pagecast::PAGECAST_SET {
 namespace {
-
-template <class Weights>
-inline constexpr bool is_float32 = false;
-template <>
-inline constexpr bool is_float32<Float32> = true;
 
 template <int kRows, int kPanels>
 struct Products {
@@ -24,28 +20,26 @@ constexpr int panels_per_tile(int num_rows) {
   return 1;
 }
 
-// The most rows that a tile has: as many as registers hold of one panel, 8 being enough to reuse a panel
-// well.
-constexpr int rows_per_tile() {
-  int rows = 8;
-  while (rows > 1 && (rows + 1) * kParts >= Native::kRegisters) --rows;
-  return rows;
+// The most rows, one at least, that a tile can hold of so many panels.
+constexpr int most_rows(int num_panels) {
+  const int rows = (Native::kRegisters - 1) / (num_panels * kParts) - 1;
+  return rows > 1 ? rows : 1;
 }
 
-// Panels walked by all rows before the next ones are: they stay in the core's own cache meanwhile.
+// The most rows of a tile of quantised weights: as many as registers hold of one panel, 8 being enough to
+// reuse a panel well.
+constexpr int rows_per_tile() { return most_rows(1) < 8 ? most_rows(1) : 8; }
+
+// Panels of which a tile takes one, two or all.
 inline constexpr int kPanelsPerBlock = 4;
 
-// How many bytes further a tile asks for its panels' data while it multiplies. The first rows to meet a
-// block read it from memory: 4 KiB ahead, where the panels are too few streams for the machine's own
-// prefetch to keep memory busy, or too short ones, and then the next panels. Later rows have it in cache and
-// fetch the next block meanwhile, if one comes before `last`.
+// How many bytes further a tile asks for its panels' data while it multiplies: the next panels', or where
+// there are none 4 KiB ahead, if the panels are too few streams for the machine's own prefetch to keep memory
+// busy.
 template <int kPanels>
-PAGECAST_INLINE int64_t fetch_ahead(int64_t first_row, int64_t panel, int64_t last, const Panels& w) {
-  if (first_row == 0) {
-    if (is_quantised(w.format) && panel + 2 * kPanels <= last) return kPanels * w.panel_bytes();
-    return kPanels < kPanelsPerBlock ? 64 * kLanes * 4 : 0;
-  }
-  return panel + kPanelsPerBlock + kPanels <= last ? kPanelsPerBlock * w.panel_bytes() : 0;
+PAGECAST_INLINE int64_t fetch_ahead(int64_t panel, int64_t last, const Panels& w) {
+  if (panel + 2 * kPanels <= last) return kPanels * w.panel_bytes();
+  return kPanels < kPanelsPerBlock ? 64 * kLanes * 4 : 0;
 }
 
 // What a tile multiplies: some rows of x, some panels of w. What lies `ahead` bytes further on is asked for
@@ -57,31 +51,6 @@ struct TileCall {
   int64_t first_panel;
   int64_t ahead;
 };
-
-template <class Plain, int kRows, int kPanels>
-PAGECAST_INLINE Products<kRows, kPanels> multiply_plain(const TileCall& call) {
-  Products<kRows, kPanels> sums;
-  for (int r = 0; r < kRows; ++r)
-    for (int p = 0; p < kPanels; ++p) sums.at[r][p] = zero();
-  const float* row[kRows];
-  for (int r = 0; r < kRows; ++r) row[r] = call.x.row(call.first_row + r);
-  const int64_t num_columns = call.w.num_columns, ahead = call.ahead;
-  const std::byte* panel[kPanels];
-  for (int p = 0; p < kPanels; ++p)
-    panel[p] = call.w.data + (call.first_panel + p) * num_columns * Plain::kColumnBytes;
-  for (int64_t k = 0; k < num_columns; ++k) {
-    F16 weight[kPanels];
-    for (int p = 0; p < kPanels; ++p) {
-      weight[p] = Plain::load(panel[p] + k * Plain::kColumnBytes);
-      __builtin_prefetch(panel[p] + ahead + k * Plain::kColumnBytes, 0, 2);
-    }
-    for (int r = 0; r < kRows; ++r) {
-      const F16 value = broadcast(row[r][k]);
-      for (int p = 0; p < kPanels; ++p) sums.at[r][p] = fma(value, weight[p], sums.at[r][p]);
-    }
-  }
-  return sums;
-}
 
 // Column J of four that lie in `words`, for all rows: k is its number.
 template <class Quants, int J, int kRows, int kPanels>
@@ -96,7 +65,7 @@ PAGECAST_INLINE void add_column(Products<kRows, kPanels>& sums, const float* con
 }
 
 template <class Quants, int kRows, int kPanels>
-PAGECAST_INLINE Products<kRows, kPanels> multiply_quants(const TileCall& call) {
+[[gnu::noinline]] void multiply_quants(const TileCall& call, Products<kRows, kPanels>& to) {
   Products<kRows, kPanels> sums;
   for (int r = 0; r < kRows; ++r)
     for (int p = 0; p < kPanels; ++p) sums.at[r][p] = zero();
@@ -130,27 +99,15 @@ PAGECAST_INLINE Products<kRows, kPanels> multiply_quants(const TileCall& call) {
     }
     for (int p = 0; p < kPanels; ++p) group[p] += bytes;
   }
-  return sums;
+  to = sums;
 }
 
-template <class Weights, int kRows, int kPanels>
-[[gnu::noinline]] void multiply_apart(const TileCall& call, Products<kRows, kPanels>& sums) {
-  if constexpr (Weights::kIsQuantised)
-    sums = multiply_quants<Weights, kRows, kPanels>(call);
-  else
-    sums = multiply_plain<Weights, kRows, kPanels>(call);
-}
-
-// One copy of a tile's code serves all products; float32's go without the call.
-template <class Weights, int kRows, int kPanels>
+// One copy of a tile's code serves all products.
+template <class Quants, int kRows, int kPanels>
 PAGECAST_INLINE Products<kRows, kPanels> multiply(const TileCall& call) {
-  if constexpr (is_float32<Weights>) {
-    return multiply_plain<Weights, kRows, kPanels>(call);
-  } else {
-    Products<kRows, kPanels> sums;
-    multiply_apart<Weights, kRows, kPanels>(call, sums);
-    return sums;
-  }
+  Products<kRows, kPanels> sums;
+  multiply_quants<Quants, kRows, kPanels>(call, sums);
+  return sums;
 }
 
 // A tile's work, by its number of rows: work.run<kRows, kPanels>(first_row, panel).
@@ -163,27 +120,26 @@ PAGECAST_INLINE void walk_panels(const Work& work, int64_t first_row, int64_t fi
     for (; panel < last; ++panel) work.template run<kRows, 1>(first_row, panel);
 }
 
-template <class Work, int kRows = rows_per_tile()>
+// Of one tile, of kRows rows at most.
+template <int kRows, class Work>
 PAGECAST_INLINE void walk_rows(const Work& work, int num_rows, int64_t first_row, int64_t first,
                                int64_t last) {
   if (num_rows == kRows)
     walk_panels<kRows>(work, first_row, first, last);
   else if constexpr (kRows > 1)
-    walk_rows<Work, kRows - 1>(work, num_rows, first_row, first, last);
+    walk_rows<kRows - 1>(work, num_rows, first_row, first, last);
 }
 
-// Runs `work` over rows 0..num_rows and panels [first, last), rows cut into tiles as even as can be.
-template <class Work>
+// Runs `work` over rows 0..num_rows and panels [first, last), rows cut into tiles of kRows at most, as even
+// as can be.
+template <int kRows, class Work>
 PAGECAST_INLINE void walk_tiles(const Work& work, int num_rows, int64_t first, int64_t last) {
-  const int num_tiles = (num_rows + rows_per_tile() - 1) / rows_per_tile();
-  for (int64_t block = first; block < last; block += kPanelsPerBlock) {
-    const int64_t block_end = block + kPanelsPerBlock < last ? block + kPanelsPerBlock : last;
-    int row = 0;
-    for (int tile = 0; tile < num_tiles; ++tile) {
-      const int next_row = static_cast<int>(int64_t{num_rows} * (tile + 1) / num_tiles);
-      walk_rows(work, next_row - row, row, block, block_end);
-      row = next_row;
-    }
+  const int num_tiles = (num_rows + kRows - 1) / kRows;
+  int row = 0;
+  for (int tile = 0; tile < num_tiles; ++tile) {
+    const int next_row = static_cast<int>(int64_t{num_rows} * (tile + 1) / num_tiles);
+    walk_rows<kRows>(work, next_row - row, row, first, last);
+    row = next_row;
   }
 }
 

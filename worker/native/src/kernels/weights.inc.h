@@ -131,22 +131,37 @@ PAGECAST_INLINE void unpack_quants(const Panels& w, int64_t panel, int64_t first
   }
 }
 
-// Columns [first, last) of a panel, kLanes floats each. Of a quantised weight both are multiples of kGroup.
-[[gnu::noinline]] void unpack(const Panels& w, int64_t panel, int64_t first, int64_t last, float* to) {
-  switch (w.format) {
+// Calls work(how), where `how` is what reads weights of that format: Float32, Float16, BFloat16, Nibbles or
+// Bytes.
+template <class Work>
+PAGECAST_INLINE void with_weights(Format format, const Work& work) {
+  switch (format) {
     case Format::kFloat32:
-      return unpack_plain<Float32>(w.panel(panel), first, last, to);
+      return work(Float32{});
     case Format::kFloat16:
-      return unpack_plain<Float16>(w.panel(panel), first, last, to);
+      return work(Float16{});
     case Format::kBFloat16:
-      return unpack_plain<BFloat16>(w.panel(panel), first, last, to);
+      return work(BFloat16{});
     case Format::kQ4_0:
     case Format::kQ4_1:
     case Format::kQ4_K:
-      return unpack_quants<Nibbles>(w, panel, first, last, to);
-    default:
-      return unpack_quants<Bytes>(w, panel, first, last, to);
+      return work(Nibbles{});
+    case Format::kQ8_0:
+    case Format::kQ5_K:
+    case Format::kQ6_K:
+      return work(Bytes{});
   }
+}
+
+// Columns [first, last) of a panel, kLanes floats each. Of a quantised weight both are multiples of kGroup.
+[[gnu::noinline]] void unpack(const Panels& w, int64_t panel, int64_t first, int64_t last, float* to) {
+  with_weights(w.format, [&](auto weights) {
+    using Weights = decltype(weights);
+    if constexpr (Weights::kIsQuantised)
+      unpack_quants<Weights>(w, panel, first, last, to);
+    else
+      unpack_plain<Weights>(w.panel(panel), first, last, to);
+  });
 }
 
 }  // namespace
