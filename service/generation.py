@@ -29,15 +29,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._replays = replays
         self._log = log
 
-    async def Generate(
+    def Generate(
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """Run one turn, or watch the one that the same request id started: started, chunks, finished."""
         check_generate(request)
-        turn = await self._turn(request, context)
-        async with aclosing(turn.watch(partial(departure, context))) as responses:
-            async for response in responses:
-                yield response
+        if request.HasField("request_id"):
+            return self._replay(request, context)
+        # Not from within a generator: every token would pass it.
+        return self._start(request, context).watch(partial(departure, context))
 
     def AttachGeneration(
         self, request: generation_pb2.AttachGenerationRequest, context: object
@@ -53,21 +53,21 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         check_cancel_generation(request)
         return await self._replays.answer("CancelGeneration", request, partial(self._cancel, request))
 
-    async def _turn(self, request: generation_pb2.GenerateRequest, context: Context) -> Turn:
-        """Return the request's turn, started now or by an earlier call."""
+    def _start(self, request: generation_pb2.GenerateRequest, context: Context) -> Turn:
+        link = self._router.find(request.session_id)
+        submit, keeps_all = _submit_request(request, context), request.HasField("request_id")
+        turn = self._turns.start(link, submit, log=self._log, keeps_all=keeps_all)
+        take_account(self._router, link, request.session_id, turn)
+        return turn
 
-        def start() -> Turn:
-            link = self._router.find(request.session_id)
-            keeps_all = request.HasField("request_id")
-            turn = self._turns.start(
-                link, _submit_request(request, context), log=self._log, keeps_all=keeps_all
-            )
-            take_account(self._router, link, request.session_id, turn)
-            return turn
-
-        if not request.HasField("request_id"):
-            return start()
-        return await self._replays.turn("Generate", request, start)
+    async def _replay(
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        """Watch the request's turn, started now or by an earlier call."""
+        turn = await self._replays.turn("Generate", request, partial(self._start, request, context))
+        async with aclosing(turn.watch(partial(departure, context))) as responses:
+            async for response in responses:
+                yield response
 
     async def _cancel(
         self, request: generation_pb2.CancelGenerationRequest

@@ -79,18 +79,15 @@ async def _run(behavior: Callable[[Any, Context], Any], request: Any, context: C
     result = behavior(request, context)
     if not isinstance(result, AsyncGenerator):
         return await result
+    write = context.write
     async with aclosing(result):
         async for response in result:
-            await _write(context, response)
+            try:
+                await write(response)
+            except grpc.aio.BaseError as error:
+                # The client left during a write that waited: the handler ends as by a cancel.
+                raise asyncio.CancelledError from error
     return None
-
-
-async def _write(context: Context, response: Any) -> None:
-    """Write a response; if the client left during a write that waited, end the handler as a cancel does."""
-    try:
-        await context.write(response)
-    except grpc.aio.BaseError as error:
-        raise asyncio.CancelledError from error
 
 
 async def _checked(requests: AsyncIterable[Any]) -> AsyncIterator[Any]:

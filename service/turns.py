@@ -22,6 +22,7 @@ from service.telemetry.generations import GenerationRecord
 
 # How long a turn's end may take to come once its cancel is answered; then nobody knows of it any more.
 END_AFTER_CANCEL_S = 10.0
+_LAST = frozenset({"finished", "failed"})
 
 
 class Turn:
@@ -180,10 +181,18 @@ class Turn:
 
     def _take_on_the_way(self, event: worker_pb2.GenerationEvent) -> bool:
         """Take an event that is not the last, and say whether it was none."""
-        is_last = event.HasField("finished") or event.HasField("failed")
-        if not is_last:
-            self._take(event)
-        return not is_last
+        kind = event.WhichOneof("event")
+        if kind == "chunk":  # nearly always, and for every token: where it will lie, in one copy
+            response = generation_pb2.GenerateResponse()
+            chunk = response.chunk
+            chunk.CopyFrom(event.chunk)
+            self._record.observe_chunk(chunk)
+            self._events.put(response)
+            return True
+        if kind in _LAST:
+            return False
+        self._take(event)
+        return True
 
     def _take(self, event: worker_pb2.GenerationEvent) -> None:
         response = _response(event)

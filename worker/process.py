@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import gc
 import importlib.metadata
+import logging
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import torch
-from structlog.typing import FilteringBoundLogger
 
+from pagecast._log import Log
 from pagecast.v1 import model_pb2
 from pagecast.worker.v1 import worker_pb2_grpc
 from worker.access import TokenInterceptor
@@ -49,7 +52,7 @@ _SERVER_OPTIONS = (
 )
 
 
-def run(config: WorkerConfig, log: FilteringBoundLogger) -> int:
+def run(config: WorkerConfig, log: Log) -> int:
     """Run a worker until SIGTERM, SIGINT or the end of its parent.
 
     Returns:
@@ -80,7 +83,7 @@ def run(config: WorkerConfig, log: FilteringBoundLogger) -> int:
         return EXIT_OTHER
 
 
-async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
+async def _serve(config: WorkerConfig, log: Log) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     token = ""
@@ -114,7 +117,7 @@ async def _serve(config: WorkerConfig, log: FilteringBoundLogger) -> int:
         model=_describe(config, loaded),
         version=importlib.metadata.version("pagecast"),
         num_kv_blocks=loaded.num_kv_blocks,
-        log_token=lambda event: _log_token(log, event),
+        log_tokens=lambda events: _log_tokens(log, events),
         log_gone=lambda num_sessions: log.warning("gateway_gone", num_sessions=num_sessions),
     )
     # From here on a signal means a clean stop; before, nothing is held that needs one.
@@ -198,28 +201,32 @@ def _describe(config: WorkerConfig, loaded: Loaded) -> model_pb2.Model:
     )
 
 
-def _log_token(log: FilteringBoundLogger, event: TokenDrawn) -> None:
-    """The token event of the log; names and units are part of the public API."""
-    first = {"ttft_ns": event.since_start_ns} if event.number == 0 else {"itl_ns": event.itl_ns}
-    log.info(
-        "token",
-        session_id=event.session_id,
-        generation_id=event.generation_id,
-        index=event.number,
-        token_id=event.drawn.token_id,
-        decode_plan=event.plan.name,
-        plan_action=event.result.plan_action.name,
-        **first,
-        queue_ns=event.queue_ns,
-        plan_ns=event.result.plan_ns,
-        step_ns=event.result.step_ns,
-        kernel_ns=event.result.kernel_ns,
-        launches=event.result.launches,
-        host_bytes=event.result.host_bytes,
-        sample_ns=event.sample_ns,
-        batch_size=event.result.batch_size,
-        context_len=event.context_len,
-    )
+def _log_tokens(log: Log, events: Sequence[TokenDrawn]) -> None:
+    """The token events of a step in the log; names and units are part of the public API."""
+    if log.is_enabled_for(logging.INFO):
+        log.info_all("token", [_told(event) for event in events])
+
+
+def _told(event: TokenDrawn) -> dict[str, Any]:
+    result = event.result
+    return {
+        "session_id": event.session_id,
+        "generation_id": event.generation_id,
+        "index": event.number,
+        "token_id": event.drawn.token_id,
+        "decode_plan": event.plan.name,
+        "plan_action": result.plan_action.name,
+        **({"itl_ns": event.itl_ns} if event.number else {"ttft_ns": event.since_start_ns}),
+        "queue_ns": event.queue_ns,
+        "plan_ns": result.plan_ns,
+        "step_ns": result.step_ns,
+        "kernel_ns": result.kernel_ns,
+        "launches": result.launches,
+        "host_bytes": result.host_bytes,
+        "sample_ns": event.sample_ns,
+        "batch_size": result.batch_size,
+        "context_len": event.context_len,
+    }
 
 
 def _read_token(fd: int) -> str:

@@ -7,7 +7,7 @@ input never stalls the engine's steps.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from worker.errors import Refused
 from worker.intake import Intake
 from worker.owners import OwnerGone, Owners
 from worker.reports import ReportRing
-from worker.wire import put_event, refusal_to_wire, sampling_to_wire, session_to_wire
+from worker.wire import put_event, put_token, refusal_to_wire, sampling_to_wire, session_to_wire
 
 ServerContext = grpc.aio.ServicerContext[Any, Any]
 Result = TypeVar("Result")
@@ -54,7 +54,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         model: What this worker serves.
         version: Of the Pagecast distribution.
         num_kv_blocks: Size of the pool.
-        log_token: Writes one token's event to the log; called on the asyncio thread.
+        log_tokens: Writes the events of a step's tokens to the log; called on the asyncio thread.
         log_gone: Writes that a gateway is gone and how many sessions were closed with it; called there too.
     """
 
@@ -66,7 +66,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         model: model_pb2.Model,
         version: str,
         num_kv_blocks: int,
-        log_token: Callable[[TokenDrawn], None],
+        log_tokens: Callable[[Sequence[TokenDrawn]], None],
         log_gone: Callable[[int], None],
     ) -> None:
         self._engine = engine
@@ -74,7 +74,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._model = model
         self._version = version
         self._num_kv_blocks = num_kv_blocks
-        self._log_token = log_token
+        self._log_tokens = log_tokens
         self._instance_id = secrets.token_hex(8)
         self._streams: dict[str, _Stream] = {}
         self._owners = Owners(lambda session_id: self._do(commands.CloseSession(session_id)), log_gone)
@@ -85,23 +85,22 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     def deliver(self, report: StepReport) -> None:
         """Number a report and hand it to every reader. Called on the asyncio thread."""
         wire = worker_pb2.StreamStepsResponse()
+        drawn = []
         for event in report.events:
             stream = self._streams.get(event.generation_id)
             if stream is None:
                 continue
             if isinstance(event, TokenDrawn):
-                self._log_token(event)
-            elif isinstance(event, Finished | Failed):
+                drawn.append(event)
+                put_token(wire, event, with_timing=stream.with_timing)
+                continue
+            if isinstance(event, Finished | Failed):
                 del self._streams[event.generation_id]
-            put_event(
-                wire,
-                event,
-                sampling=stream.sampling,
-                input_token_ids=stream.input_token_ids,
-                with_timing=stream.with_timing,
-            )
+            put_event(wire, event, sampling=stream.sampling, input_token_ids=stream.input_token_ids)
         if wire.events:
             self._ring.append(wire)
+        if drawn:  # behind the readers that were woken: nobody waits for the log
+            asyncio.get_running_loop().call_soon(self._log_tokens, drawn)
 
     def close(self) -> None:
         """End the readers' streams once they have every report."""

@@ -6,7 +6,6 @@ from pagecast.v1 import generation_pb2, session_pb2
 from pagecast.worker.v1 import worker_pb2
 from worker.batch import (
     DecodePlan,
-    Event,
     Failed,
     Finished,
     FinishReason,
@@ -98,30 +97,55 @@ def session_to_wire(view: SessionView, *, model: str, fingerprint: str) -> sessi
     )
 
 
+def put_token(report: worker_pb2.StreamStepsResponse, event: TokenDrawn, *, with_timing: bool) -> None:
+    """Add a token to a report, as the gateway relays it.
+
+    What a token has is set where it will lie. A message that is made first is serialised and parsed to get
+    there, as often as it is deep; and named arguments take twice as long as attributes.
+
+    Args:
+        report: What to add to.
+        event: What the engine told.
+        with_timing: Whether the token carries its timing.
+    """
+    wire = report.events.add()
+    wire.generation_id = event.generation_id
+    chunk = wire.chunk
+    chunk.first_token_index = event.number
+    chunk.text_delta = event.text
+    usage, counts = chunk.usage, event.usage
+    usage.input_tokens = counts.input_tokens
+    usage.cached_tokens = counts.cached_tokens
+    usage.reprefilled_tokens = counts.reprefilled_tokens
+    usage.output_tokens = counts.output_tokens
+    drawn = event.drawn
+    token = chunk.tokens.add()
+    token.id = drawn.token_id
+    if drawn.logprob is not None:
+        token.logprob = drawn.logprob
+    for top in drawn.top:
+        token.top.add(id=top.token_id, logprob=top.logprob)
+    if with_timing:
+        _put_timing(token.timing, event)
+
+
 def put_event(
     report: worker_pb2.StreamStepsResponse,
-    event: Event,
+    event: Started | Finished | Failed,
     *,
     sampling: session_pb2.SamplingParams,
     input_token_ids: tuple[int, ...],
-    with_timing: bool,
 ) -> None:
-    """Add one event to a report, as the gateway relays it: messages of the public API.
-
-    What a token has is set where it will lie. A message that is made first is serialised and parsed to get
-    there, as often as it is deep.
+    """Add an event that is no token to a report: messages of the public API.
 
     Args:
         report: What to add to.
         event: What the engine told.
         sampling: Echoed when the turn starts.
         input_token_ids: Echoed when the turn starts; empty if not asked for.
-        with_timing: Whether tokens carry their timing.
     """
     wire = report.events.add(generation_id=event.generation_id)
     match event:
-        case TokenDrawn():
-            _put_token(wire.chunk, event, with_timing=with_timing)
         case Started():
             started = generation_pb2.GenerationStarted(
                 generation_id=event.generation_id,
@@ -148,24 +172,6 @@ def put_event(
                 reason=event.reason, message=event.message, metadata=dict(event.metadata)
             )
             wire.failed.CopyFrom(failed)
-
-
-def _put_token(chunk: generation_pb2.TokenChunk, event: TokenDrawn, *, with_timing: bool) -> None:
-    chunk.first_token_index = event.number
-    chunk.text_delta = event.text
-    usage, counts = chunk.usage, event.usage
-    usage.input_tokens = counts.input_tokens
-    usage.cached_tokens = counts.cached_tokens
-    usage.reprefilled_tokens = counts.reprefilled_tokens
-    usage.output_tokens = counts.output_tokens
-    drawn = event.drawn
-    token = chunk.tokens.add(id=drawn.token_id)
-    if drawn.logprob is not None:
-        token.logprob = drawn.logprob
-    for top in drawn.top:
-        token.top.add(id=top.token_id, logprob=top.logprob)
-    if with_timing:
-        _put_timing(token.timing, event)
 
 
 def _put_timing(timing: generation_pb2.TokenTiming, event: TokenDrawn) -> None:

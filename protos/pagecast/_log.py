@@ -8,8 +8,10 @@ import json
 import logging
 import queue
 import threading
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, Self, cast
+from typing import Any, BinaryIO, Literal, Protocol, Self, cast
 
 import orjson
 import structlog
@@ -22,6 +24,37 @@ CLOSE_TIMEOUT_S = 2.0
 _WHOLE_BYTES = 4096
 
 
+class Log(FilteringBoundLogger, Protocol):
+    """A logger that also takes events that come together."""
+
+    def info_all(self, event: str, each: Sequence[Mapping[str, Any]]) -> None:
+        """Write an event of level info for each of these values, all of one time, as one piece of work.
+
+        Who has many finds `is_enabled_for` cheaper than to make values for nobody.
+        """
+        ...
+
+
+class _Lines(queue.Queue[tuple[bytes, ...] | None]):
+    """A queue of groups of lines. Its size counts lines; a group goes in where there is room for one."""
+
+    def _init(self, maxsize: int) -> None:
+        super()._init(maxsize)
+        self._num_lines = 0
+
+    def _qsize(self) -> int:
+        return self._num_lines
+
+    def _put(self, item: tuple[bytes, ...] | None) -> None:
+        super()._put(item)
+        self._num_lines += 1 if item is None else len(item)
+
+    def _get(self) -> tuple[bytes, ...] | None:
+        item: tuple[bytes, ...] | None = super()._get()
+        self._num_lines -= 1 if item is None else len(item)
+        return item
+
+
 class LogWriter:
     """A bounded queue of lines and the thread that writes them.
 
@@ -32,24 +65,24 @@ class LogWriter:
     def __init__(self, stream: BinaryIO, *, queue_lines: int = QUEUE_LINES) -> None:
         self.num_dropped = 0
         self._num_dropped_told = 0
-        self._num_unflushed = 0
-        self._num_unflushed_bytes = 0
+        self._waiting: list[bytes] = []  # for what goes out as one piece
+        self._num_waiting_bytes = 0
         self._is_closed = False
         self._stream = stream
-        self._lines: queue.Queue[bytes | None] = queue.Queue(queue_lines)
+        self._lines = _Lines(queue_lines)
         # A daemon: a reader that never takes the last lines must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
 
-    def write(self, line: bytes) -> None:
-        """Queue one line, without its newline; never waits. After `close`, writes it itself."""
+    def write(self, *lines: bytes) -> None:
+        """Queue lines, without their newlines; never waits. After `close`, writes them itself."""
         if self._is_closed:
-            self._write(line)
+            self._write(lines)
             return
         try:
-            self._lines.put_nowait(line)
+            self._lines.put_nowait(lines)
         except queue.Full:
-            self.num_dropped += 1
+            self.num_dropped += len(lines)
 
     # The names that structlog calls on the logger it wraps.
     debug = info = warning = error = write
@@ -73,53 +106,65 @@ class LogWriter:
         self.close()
 
     def _run(self) -> None:
-        while (line := self._lines.get()) is not None:
-            self._write(line)
+        while (lines := self._lines.get()) is not None:
+            self._write(lines)
             untold = self.num_dropped - self._num_dropped_told
-            if untold and self._write(orjson.dumps({"event": "log_lines_dropped", "num_lines": untold})):
+            if untold and self._write((orjson.dumps({"event": "log_lines_dropped", "num_lines": untold}),)):
                 self._num_dropped_told += untold
         self._flush()
 
-    def _write(self, line: bytes) -> bool:
-        """Write a line; it is flushed with those that wait behind it, as many as go out as one piece."""
-        if self._num_unflushed_bytes + len(line) >= _WHOLE_BYTES:
-            self._flush()
-        self._num_unflushed += 1
-        self._num_unflushed_bytes += len(line) + 1
-        try:
-            self._stream.write(line + b"\n")
-        except (OSError, ValueError):  # ValueError: the stream was closed
-            self._lose()
-            return False
-        return self._flush() if self._lines.empty() else True
+    def _write(self, lines: tuple[bytes, ...]) -> bool:
+        """Write lines together with those that wait behind them, as many as go out as one piece."""
+        is_written = True
+        for line in lines:
+            if self._num_waiting_bytes + len(line) >= _WHOLE_BYTES:
+                is_written = self._flush()
+            self._waiting.append(line)
+            self._num_waiting_bytes += len(line) + 1
+        return self._flush() if self._lines.empty() else is_written
 
     def _flush(self) -> bool:
+        """Write the lines that wait, in one piece: the stream may be one without a buffer."""
+        lines, self._waiting, self._num_waiting_bytes = self._waiting, [], 0
+        if not lines:
+            return True
         try:
+            self._stream.write(b"\n".join((*lines, b"")))
             self._stream.flush()
-        except (OSError, ValueError):
-            self._lose()
+        except (OSError, ValueError):  # ValueError: the stream was closed
+            self.num_dropped += len(lines)
             return False
-        self._num_unflushed = self._num_unflushed_bytes = 0
         return True
 
-    def _lose(self) -> None:
-        self.num_dropped += self._num_unflushed
-        self._num_unflushed = self._num_unflushed_bytes = 0
 
-
-def open_log(writer: LogWriter, level: LogLevel) -> FilteringBoundLogger:
+def open_log(writer: LogWriter, level: LogLevel) -> Log:
     """Return a logger whose events of `level` and above become lines of `writer`."""
+    filtering: Any = structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()])
     log = structlog.wrap_logger(
         writer,
-        processors=[
-            structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
-            _name_level,
-            structlog.processors.format_exc_info,
-            _render,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        processors=[_stamp, _name_level, structlog.processors.format_exc_info, _render],
+        wrapper_class=type("_Log", (_Together, filtering), {}),
     )
-    return cast("FilteringBoundLogger", log.bind())
+    return cast("Log", log.bind())
+
+
+class _Together(structlog.BoundLoggerBase):
+    """What a logger of structlog lacks."""
+
+    def info_all(self, event: str, each: Sequence[Mapping[str, Any]]) -> None:
+        if self.is_enabled_for(logging.INFO):  # type: ignore[attr-defined]
+            last = {"event": event, "ts": _now()}
+            self._logger.info(*[_rendered({**self._context, **values, **last}) for values in each])
+
+
+def _now() -> str:
+    """The time of an event."""
+    return datetime.now(tz=UTC).isoformat().replace("+00:00", "Z")
+
+
+def _stamp(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    event["ts"] = _now()
+    return event
 
 
 def _name_level(_: WrappedLogger, method: str, event: EventDict) -> EventDict:
@@ -130,8 +175,11 @@ def _name_level(_: WrappedLogger, method: str, event: EventDict) -> EventDict:
 
 
 def _render(_: WrappedLogger, __: str, event: EventDict) -> bytes:
+    return _rendered(dict(event))
+
+
+def _rendered(values: dict[str, Any]) -> bytes:
     """Render one line. What orjson refuses (lone surrogates, huge integers) goes through json."""
-    values: dict[str, Any] = dict(event)
     try:
         return orjson.dumps(values, default=repr)
     except TypeError:

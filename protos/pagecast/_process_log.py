@@ -14,11 +14,11 @@ from contextlib import contextmanager
 
 from structlog.typing import FilteringBoundLogger
 
-from pagecast._log import LogLevel, LogWriter, open_log
+from pagecast._log import Log, LogLevel, LogWriter, open_log
 
 
 @contextmanager
-def process_log(level: LogLevel) -> Iterator[FilteringBoundLogger]:
+def process_log(level: LogLevel) -> Iterator[Log]:
     """Make standard error a log for the rest of the process; enter once, before libraries are imported.
 
     `logging` (asyncio's and gRPC's loggers with it), `warnings` and text that is written to `sys.stderr`

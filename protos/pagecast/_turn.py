@@ -42,6 +42,8 @@ class Turn:
             BrokenStream: A token is missing or doubled, or the event does not belong here.
         """
         event = response.WhichOneof("event")
+        if event == "chunk" and self.result is None and self.generation_id is not None:  # nearly always
+            return self._fold_chunk(response.chunk)
         if event is None:  # of a kind newer than this client
             return None
         if self.result is not None or (self.generation_id is None) != (event == "started"):
@@ -50,8 +52,6 @@ class Turn:
             self._started = response.started
             self.generation_id = response.started.generation_id
             return None
-        if event == "chunk":
-            return self._fold_chunk(response.chunk)
         self.result = self._finish(response.finished)
         return None
 
@@ -84,17 +84,21 @@ class Turn:
         expected = len(self._token_ids)
         if message.first_token_index != expected:
             raise _broken(f"token {expected} was due, {message.first_token_index} came")
-        token_ids = tuple(token.id for token in message.tokens)
-        timings = tuple(token.timing for token in message.tokens if token.HasField("timing"))
-        scored = [token for token in message.tokens if token.HasField("logprob")]
-        logprobs = tuple(token.logprob for token in scored)
-        top_logprobs = tuple(tuple((top.id, top.logprob) for top in token.top) for token in scored)
+        token_ids, timings, logprobs, top_logprobs = [], [], [], []
+        for token in message.tokens:
+            token_ids.append(token.id)
+            if token.HasField("timing"):
+                timings.append(token.timing)
+            if token.HasField("logprob"):
+                logprobs.append(token.logprob)
+                top_logprobs.append(tuple((top.id, top.logprob) for top in token.top))
+        now_ns, text = self._clock_ns(), message.text_delta
+        self._arrivals_ns += [now_ns] * len(token_ids)
+        self._token_ids += token_ids
+        self._text.append(text)
         self._logprobs += logprobs
         self._top_logprobs += top_logprobs
-        self._arrivals_ns += [self._clock_ns()] * len(token_ids)
-        self._token_ids += token_ids
-        self._text.append(message.text_delta)
-        return Chunk(message.text_delta, token_ids, expected, timings, logprobs, top_logprobs)
+        return Chunk(text, tuple(token_ids), expected, tuple(timings), tuple(logprobs), tuple(top_logprobs))
 
     def _finish(self, finished: generation_pb2.GenerationFinished) -> Result:
         reason = FinishReason(finished.finish_reason)

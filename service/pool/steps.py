@@ -93,8 +93,9 @@ class StepReader:
 
     def _hand_out(self, message: worker_pb2.StreamStepsResponse) -> None:
         self.last_report = message.report
+        mailboxes = self._mailboxes
         for event in message.events:
-            mailbox = self._mailboxes.get(event.generation_id)
+            mailbox = mailboxes.get(event.generation_id)
             if mailbox is not None:
                 mailbox.put(event)
 

@@ -24,7 +24,8 @@ class GenerationRecord:
         self._start_ns = time.monotonic_ns()
         self._first_token_ns: int | None = None
         self._last_token_ns = 0
-        self._usage: generation_pb2.Usage | None = None
+        # The last that tells usage.
+        self._told: generation_pb2.GenerationStarted | generation_pb2.TokenChunk | None = None
         self._finished: generation_pb2.GenerationFinished | None = None
         self._num_tokens = 0
 
@@ -32,12 +33,21 @@ class GenerationRecord:
         """Note one response on its way to the client."""
         match response.WhichOneof("event"):
             case "started":
-                self._usage = response.started.usage
+                self._told = response.started
             case "chunk":
-                self._observe_chunk(response.chunk)
+                self.observe_chunk(response.chunk)
             case "finished":
                 self._finished = response.finished
-                self._usage = response.finished.usage
+
+    def observe_chunk(self, chunk: generation_pb2.TokenChunk) -> None:
+        """Note one chunk on its way to the client."""
+        if chunk.HasField("usage"):
+            self._told = chunk
+        if num_tokens := len(chunk.tokens):
+            self._last_token_ns = time.monotonic_ns()
+            self._num_tokens += num_tokens
+            if self._first_token_ns is None:
+                self._first_token_ns = self._last_token_ns
 
     def log(self, log: FilteringBoundLogger, status: str, *, error_reason: str | None = None) -> None:
         """Write the event.
@@ -48,6 +58,8 @@ class GenerationRecord:
             error_reason: The `ErrorInfo` reason of a turn that was refused or failed.
         """
         stats = self._finished.plan_stats if self._finished is not None else None
+        told = self._finished or self._told
+        usage = told.usage if told is not None else None
         log.info(
             "generation",
             session_id=self._session_id,
@@ -55,8 +67,8 @@ class GenerationRecord:
             ttft_ns=None if self._first_token_ns is None else self._first_token_ns - self._start_ns,
             tpot_ns=self._tpot_ns(),
             e2e_ns=time.monotonic_ns() - self._start_ns,
-            input_tokens=self._usage.input_tokens if self._usage is not None else None,
-            cached_tokens=self._usage.cached_tokens if self._usage is not None else None,
+            input_tokens=usage.input_tokens if usage is not None else None,
+            cached_tokens=usage.cached_tokens if usage is not None else None,
             output_tokens=self._num_tokens,
             status=status,
             error_reason=error_reason,
@@ -65,15 +77,6 @@ class GenerationRecord:
             plan_reuses=stats.reuses if stats is not None else None,
             plan_replans=stats.replans if stats is not None else None,
         )
-
-    def _observe_chunk(self, chunk: generation_pb2.TokenChunk) -> None:
-        if chunk.HasField("usage"):
-            self._usage = chunk.usage
-        if chunk.tokens:
-            self._last_token_ns = time.monotonic_ns()
-            self._num_tokens += len(chunk.tokens)
-            if self._first_token_ns is None:
-                self._first_token_ns = self._last_token_ns
 
     def _tpot_ns(self) -> int | None:
         """(last token - first token) / (n - 1); None for fewer than two tokens."""

@@ -33,7 +33,7 @@ class Worker:
             model=model_pb2.Model(name="tiny", vocab_size=272, max_context_tokens=1024),
             version="test",
             num_kv_blocks=num_blocks,
-            log_token=self.logged.append,
+            log_tokens=self.logged.extend,
             log_gone=self.gone.append,
         )
         self.events: dict[str, list[worker_pb2.GenerationEvent]] = {}

@@ -20,7 +20,7 @@ from worker.batch import (
     TokenDrawn,
     UsageCounts,
 )
-from worker.wire import put_event
+from worker.wire import put_event, put_token
 
 USAGE = UsageCounts(5, 3, 2, 8)
 RESULT = RowResult(PlanAction.REPLANNED, 11, 12, 13, 14, 15, 16, 17)
@@ -29,7 +29,10 @@ RESULT = RowResult(PlanAction.REPLANNED, 11, 12, 13, 14, 15, 16, 17)
 def wired(event: Event, *, with_timing: bool = False) -> list[worker_pb2.GenerationEvent]:
     report = worker_pb2.StreamStepsResponse()
     sampling = session_pb2.SamplingParams()
-    put_event(report, event, sampling=sampling, input_token_ids=(), with_timing=with_timing)
+    if isinstance(event, TokenDrawn):
+        put_token(report, event, with_timing=with_timing)
+    else:
+        put_event(report, event, sampling=sampling, input_token_ids=())
     return list(report.events)
 
 

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from pagecast._log import LogWriter, open_log
-from pagecast.v1 import generation_pb2, session_pb2
-from service.telemetry.generations import GenerationRecord
 
 
 def lines_of(stream: io.BytesIO) -> list[dict[str, Any]]:
@@ -21,9 +19,11 @@ class BlockedStream(io.BytesIO):
 
     def __init__(self) -> None:
         super().__init__()
+        self.reached = threading.Event()
         self.released = threading.Event()
 
     def write(self, data: Any) -> int:
+        self.reached.set()
         self.released.wait(5)
         return super().write(data)
 
@@ -53,13 +53,13 @@ def test_a_full_queue_drops_lines_and_says_how_many() -> None:
     log = open_log(writer, "info")
     for index in range(20):
         log.info("line", index=index)
-    assert writer.num_dropped >= 17
-    dropped = writer.num_dropped
+        assert index or stream.reached.wait(5)  # the first is with the thread, which waits
+    assert writer.num_dropped == 17
     stream.released.set()
     writer.close()
     (told,) = [line for line in lines_of(stream) if line["event"] == "log_lines_dropped"]
-    assert told["num_lines"] == dropped
-    assert len(lines_of(stream)) == 20 - dropped + 1
+    assert told["num_lines"] == 17
+    assert len(lines_of(stream)) == 3 + 1
 
 
 class CountedStream(io.BytesIO):
@@ -108,6 +108,65 @@ def test_lines_that_never_went_out_are_counted() -> None:
         log.info("x")
     writer.close()
     assert writer.num_dropped >= 7
+
+
+def test_events_that_come_together_are_what_each_alone_is() -> None:
+    stream, each = io.BytesIO(), [{"n": 1, "lone": "\udcff"}, {"n": 2}]
+    with LogWriter(stream) as writer:
+        log = open_log(writer, "info")
+        for values in each:
+            log.info("x", **values)
+        log.info_all("x", each)
+        log.bind(worker="w").info_all("x", each)
+    lines = lines_of(stream)
+    assert [list(line) for line in lines[2:4]] == [list(line) for line in lines[:2]]
+    assert lines[2]["ts"] == lines[3]["ts"] >= lines[1]["ts"]
+    told = [{name: value for name, value in line.items() if name != "ts"} for line in lines]
+    assert told[2:4] == told[:2]
+    assert told[4:] == [{"worker": "w"} | line for line in told[:2]]
+
+
+def test_events_below_the_level_are_no_lines_together_either() -> None:
+    stream = io.BytesIO()
+    with LogWriter(stream) as writer:
+        open_log(writer, "warning").info_all("x", [{"n": 1}])
+    assert stream.getvalue() == b""
+
+
+def test_a_full_queue_counts_lines_and_not_groups() -> None:
+    stream = BlockedStream()
+    writer = LogWriter(stream, queue_lines=4)
+    group = (b'{"event":"a"}', b'{"event":"b"}', b'{"event":"c"}')
+    for index in range(8):
+        writer.write(*group)
+        assert index or stream.reached.wait(5)  # the first is with the thread, which waits
+    # Behind the second there is room for one line, and so for the third.
+    assert writer.num_dropped == 5 * 3
+    stream.released.set()
+    writer.close()
+    (told,) = [line for line in lines_of(stream) if line["event"] == "log_lines_dropped"]
+    assert told["num_lines"] == 15
+    assert len(lines_of(stream)) == 9 + 1
+
+
+class UnbufferedStream(io.BytesIO):
+    """Counts what would be calls to the system."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_writes = 0
+
+    def write(self, data: Any) -> int:
+        self.num_writes += 1
+        return super().write(data)
+
+
+def test_a_group_is_written_in_few_pieces_also_where_the_stream_has_no_buffer() -> None:
+    stream = UnbufferedStream()
+    with LogWriter(stream) as writer:
+        open_log(writer, "info").info_all("x", [{"n": n, "text": "x" * 400} for n in range(16)])
+    assert [line["n"] for line in lines_of(stream)] == list(range(16))
+    assert stream.num_writes == 2
 
 
 def test_a_broken_stream_ends_nothing() -> None:
@@ -203,38 +262,3 @@ def test_whatever_python_writes_is_one_event(way: str) -> None:
     if way.startswith(("a thread", "a finaliser", "a task", "a callback", "the main")):
         assert "boom\nsecond line" in event["exception"]
     assert done.returncode == (1 if way == "the main thread" else 0)
-
-
-def test_times_of_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([1_000, 4_000, 7_000, 10_000, 12_000])
-    monkeypatch.setattr("service.telemetry.generations.time.monotonic_ns", lambda: next(clock))
-    record = GenerationRecord("ses", "gen")
-    for index in range(3):
-        chunk = generation_pb2.TokenChunk(tokens=[generation_pb2.Token(id=index)])
-        record.observe(generation_pb2.GenerateResponse(chunk=chunk))
-    finished = generation_pb2.GenerationFinished(
-        finish_reason=generation_pb2.FINISH_REASON_MAX_TOKENS,
-        usage=generation_pb2.Usage(input_tokens=5, cached_tokens=4),
-        plan_stats=session_pb2.PlanStats(builds=1, reuses=2, replans=0),
-    )
-    record.observe(generation_pb2.GenerateResponse(finished=finished))
-    stream = io.BytesIO()
-    with LogWriter(stream) as writer:
-        record.log(open_log(writer, "info"), "OK")
-    (line,) = lines_of(stream)
-    assert (line["ttft_ns"], line["tpot_ns"], line["e2e_ns"]) == (3_000, 3_000, 11_000)
-    assert (line["input_tokens"], line["cached_tokens"], line["output_tokens"]) == (5, 4, 3)
-    assert (line["plan_builds"], line["plan_reuses"], line["plan_replans"]) == (1, 2, 0)
-    assert (line["finish_reason"], line["error_reason"]) == ("MAX_TOKENS", None)
-
-
-def test_a_generation_that_was_refused_tells_why_and_what_is_not_known() -> None:
-    stream = io.BytesIO()
-    with LogWriter(stream) as writer:
-        GenerationRecord("ses", "gen").log(
-            open_log(writer, "info"), "RESOURCE_EXHAUSTED", error_reason="KV_EXHAUSTED"
-        )
-    (line,) = lines_of(stream)
-    assert (line["status"], line["error_reason"]) == ("RESOURCE_EXHAUSTED", "KV_EXHAUSTED")
-    unknown = ("ttft_ns", "tpot_ns", "input_tokens", "cached_tokens", "finish_reason", "plan_builds")
-    assert [line[name] for name in unknown] == [None] * len(unknown)
