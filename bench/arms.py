@@ -1,7 +1,7 @@
 """One plan mode that decodes: the same prompts, the same steps, and what each of them took.
 
-An arm has a runner and a pool of its own and does what the engine does around a step: bind and run the batch,
-draw from the logits in place, append. Knows no other arm; who compares is `bench.plan`.
+An arm has a runner and a pool of its own and does what the engine does around a step: launch the batch, which
+binds, runs and draws, read what was drawn, append. Knows no other arm; who compares is `bench.plan`.
 """
 
 import time
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from bench.sessions import GREEDY, next_row, token_of
 from worker.batch import Batch, DecodePlan, Row, RowResult
 from worker.runner import Runner
-from worker.sampling import Draw, draw_tokens
+from worker.sampling import Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Step:
     """What one decode step of all sessions took: one token for each of them.
 
     Attributes:
-        wall_ns: Time of `Runner.run`, from call to return.
-        sampling_ns: Time to draw the tokens, not part of `wall_ns`.
+        wall_ns: Time of `Runner.launch` and `read`, from call to return.
+        sampling_ns: Part of it that drew the tokens.
         result: The runner's own figures.
     """
 
@@ -33,8 +33,8 @@ class Step:
 
     @property
     def outside_share(self) -> float:
-        """Part of the runner's time that no kernel's body ran."""
-        return 1.0 - self.result.kernel_ns / self.wall_ns
+        """Part of the runner's time that no kernel's body ran, of which a draw is one."""
+        return 1.0 - (self.result.kernel_ns + self.sampling_ns) / self.wall_ns
 
 
 class Arm:
@@ -45,7 +45,7 @@ class Arm:
         runner: Fresh, with a pool that holds all sessions to their end.
         prompts: Token ids per session, each at least one.
         block_tables: Per session, blocks for its prompt and all that is drawn.
-        vocab_size: Logits that count.
+        vocab_size: Logits of a row.
         max_step_tokens: Prompts are computed in chunks of so many tokens, one session's at a time.
 
     Attributes:
@@ -74,6 +74,7 @@ class Arm:
         self._tables = block_tables
         self._vocab_size = vocab_size
         self._max_step_tokens = max_step_tokens
+        self._kept: npt.NDArray[np.float32] = np.empty((0, 0, 0), np.float32)
 
     def prefill(self) -> list[npt.NDArray[np.float32]]:
         """Computes the prompts and draws each session's first token; returns the logits, one [vocab] each."""
@@ -81,23 +82,27 @@ class Arm:
         for session, log in enumerate(self.logs):
             num_tokens = len(log)
             while self._computed[session] < num_tokens:
-                found += self._step([session], self._max_step_tokens)[1]
+                logits = self._step([session], self._max_step_tokens)[1]
+                found += [np.array(row) for row in logits]
         return found
 
     def decode(self, num_steps: int) -> list[npt.NDArray[np.float32]]:
         """Draws `num_steps` tokens for every session, all sessions in each step.
 
         Returns:
-            Copies of the logits, [sessions, vocab] float32 per step; copying is not timed.
+            Copies of the logits, [sessions, vocab] float32 per step, good until the next call. Copying is not
+            timed, and goes to memory that stays: fresh pages would be the next step's loss.
         """
-        found = []
-        for _ in range(num_steps):
+        if len(self._kept) < num_steps:
+            self._kept = np.full((num_steps, len(self.logs), self._vocab_size), np.nan, np.float32)
+        for kept in self._kept[:num_steps]:
             step, logits = self._step(range(len(self.logs)), 1)
             self.steps.append(step)
-            found.append(np.stack(logits))
-        return found
+            for place, row in enumerate(logits):
+                kept[place] = row
+        return list(self._kept[:num_steps])
 
-    def _step(self, sessions: Sequence[int], most: int) -> tuple[Step, list[npt.NDArray[np.float32]]]:
+    def _step(self, sessions: Sequence[int], most: int) -> tuple[Step, Sequence[npt.NDArray[np.float32]]]:
         batch = Batch(tuple(self._row(session, most) for session in sessions))
         draws = [
             Draw(GREEDY, self.logs[session], len(self.logs[session]) - self._num_prompt[session], frozenset())
@@ -105,17 +110,14 @@ class Arm:
             if row.wants_logits
         ]
         start_ns = time.perf_counter_ns()
-        outcome = self.runner.run(batch)
-        run_ns = time.perf_counter_ns()
-        drawn = draw_tokens(outcome.rows, draws, vocab_size=self._vocab_size)
+        found = self.runner.launch(batch, draws).read()
         end_ns = time.perf_counter_ns()
-        logits = [np.array(row) for row in outcome.rows]
-        of_row = iter(drawn)
+        of_row = iter(found.drawn)
         for session, row in zip(sessions, batch.rows, strict=True):
             self._computed[session] += len(row.token_ids)
             if row.wants_logits:
                 self.logs[session].append(token_of(next(of_row), session))
-        return Step(run_ns - start_ns, end_ns - run_ns, outcome.results[0]), logits
+        return Step(end_ns - start_ns, found.sample_ns, found.results[0]), found.logits
 
     def _row(self, session: int, most: int) -> Row:
         start, table = self._computed[session], self._tables[session]

@@ -87,7 +87,7 @@ class _DenseExecutor(NativeExecutor):
             raise TypeError(f"attention reads its keys from {layer}, its scale from {scale}")
         keys, values = self._dense[layer.layer]
         (out,) = launch.outputs
-        self._native.dense_attention(
+        self._program.dense_attention(
             self._operand(q),
             keys,
             values,

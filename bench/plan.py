@@ -36,17 +36,17 @@ class ArmFigures:
     """What one mode's decode steps took; a step draws one token for every session.
 
     Attributes:
-        ms_per_token: Median time of `Runner.run`: what each session waits for its token, without sampling.
+        ms_per_token: Median time of `Runner.launch` and `read`: what each session waits for its token.
         p95_ms_per_token: Of these times.
         plan_ms_per_token: Median part of it that got and bound the plan.
-        sampling_ms_per_token: Median time to draw all sessions' tokens, not part of `ms_per_token`.
+        sampling_ms_per_token: Median part of it that drew all sessions' tokens.
         launches_per_token: Kernel launches of a step, shared by its sessions.
         host_bytes_per_token: Mean bytes between host and program, per token and session.
         builds: Held plans built, prefill included, as the next two.
         reuses: Steps that replayed the held plan.
         replans: Steps on a plan of their own.
         arena_bytes: Intermediate results of the program.
-        outside_share: Part of the summed time of `Runner.run` that no kernel's body ran.
+        outside_share: Part of the summed time that neither a kernel's body nor a draw ran.
         median_outside_share: Median of the steps' own shares.
         total_ms: Per step, for the picture, as `plan_ms`.
         plan_ms: Per step.
@@ -178,7 +178,8 @@ def _figures(arm: Arm) -> ArmFigures:
     ((launches, arena_bytes),) = sizes
     total_ms = _each(steps, lambda step: step.wall_ns / 1e6)
     plan_ms = _each(steps, lambda step: step.result.plan_ns / 1e6)
-    kernel_ns, wall_ns = sum(s.result.kernel_ns for s in steps), sum(s.wall_ns for s in steps)
+    wall_ns = sum(step.wall_ns for step in steps)
+    kernel_ns = sum(step.result.kernel_ns + step.sampling_ns for step in steps)
     return ArmFigures(
         ms_per_token=statistics.median(total_ms),
         p95_ms_per_token=float(np.percentile(total_ms, 95)),

@@ -22,7 +22,7 @@ _ROWS: dict[str, Callable[[ArmFigures], str]] = {
     "ms per token: the runner's time, median": lambda arm: f"{arm.ms_per_token:.2f}",
     "95th percentile": lambda arm: f"{arm.p95_ms_per_token:.2f}",
     "of it to get and bind the plan": lambda arm: f"{arm.plan_ms_per_token:.3f}",
-    "beside it, to draw the tokens": lambda arm: f"{arm.sampling_ms_per_token:.3f}",
+    "of it to draw the tokens": lambda arm: f"{arm.sampling_ms_per_token:.3f}",
     "outside kernels, of all the runner's time": lambda arm: f"{arm.outside_share:.1%}",
     "of the median step": lambda arm: f"{arm.median_outside_share:.1%}",
     "kernel launches per token": lambda arm: str(arm.launches_per_token),

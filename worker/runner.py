@@ -14,8 +14,8 @@ from worker.plan.decode_session import step_program
 from worker.plan.device_policy import DeviceKernels, DevicePolicy, DeviceStep
 from worker.plan.draw_params import fits_device, runs_ahead
 from worker.plan.executor import kernels_named
-from worker.plan.launched import DeviceLaunched, HostLaunched, Launched, StepDraws
-from worker.plan.policy import PlanPolicy, StepLogits
+from worker.plan.launched import DeviceLaunched, Launched
+from worker.plan.policy import PlanPolicy, StepDraws, StepLogits
 from worker.plan.program import Capacity, Constant
 from worker.sampling import Draw
 
@@ -203,8 +203,7 @@ class Runner:
         rows, plan = batch.rows, self._mode_of(batch.rows)
         if self._device is None:
             # Drawn at once: the logits are the plan's own memory, good until the next run.
-            step = self._host.forward_paged_step_persistent(rows, plan, self._model, self._kv, draws)
-            return HostLaunched(StepDraws(step.drawn, step.results, step.sample_ns))
+            return self._host.draw_paged_step_persistent(rows, plan, self._model, self._kv, draws)
         num_logits = sum(row.wants_logits for row in rows)
         if len(draws) != num_logits:
             raise ValueError(f"draws has {len(draws)}, the batch has {num_logits} rows that want logits")

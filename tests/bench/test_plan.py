@@ -4,22 +4,26 @@ import builtins
 import io
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from rich.console import Console
 
+from bench.arms import Arm, Step
 from bench.loading import Bench
 from bench.plan import MAX_HOST_BYTES, Check, compare, promises
 from bench.plan_report import print_checks
 from tests.bench.conftest import Run
-from worker.batch import Batch, DecodePlan
+from worker.batch import Batch, DecodePlan, PlanAction, RowResult
 from worker.plan.gate import GateFailed
 from worker.plan.policy import StepLogits
-from worker.runner import Runner
+from worker.runner import Launched, Runner
+from worker.sampling import Draw
 
 SHORT = ("--prompt-tokens", "70", "--tokens", "19", "--sessions", "1", "--sessions", "3")
 LAUNCHES = 1 + 2 * 8 + 4
@@ -28,16 +32,25 @@ LAUNCHES = 1 + 2 * 8 + 4
 
 def break_replan(monkeypatch: pytest.MonkeyPatch, at_position: int) -> None:
     """Moves one logit of REPLAN rows at and behind a position by the least that float32 knows."""
-    real = Runner.run
+    run, launch = Runner.run, Runner.launch
 
-    def run(self: Runner, batch: Batch) -> StepLogits:
-        found = real(self, batch)
+    def move(batch: Batch, logits: Sequence[npt.NDArray[np.float32]]) -> None:
         row = batch.rows[-1]
-        if row.plan is DecodePlan.REPLAN and row.context_len > at_position and found.rows:
-            found.rows[-1][5] = np.nextafter(found.rows[-1][5], np.float32(np.inf))
+        if row.plan is DecodePlan.REPLAN and row.context_len > at_position and logits:
+            logits[-1][5] = np.nextafter(logits[-1][5], np.float32(np.inf))
+
+    def moved_run(self: Runner, batch: Batch) -> StepLogits:
+        found = run(self, batch)
+        move(batch, found.rows)
         return found
 
-    monkeypatch.setattr(Runner, "run", run)
+    def moved_launch(self: Runner, batch: Batch, draws: Sequence[Draw]) -> Launched:
+        found = launch(self, batch, draws).read()
+        move(batch, found.logits)
+        return found
+
+    monkeypatch.setattr(Runner, "run", moved_run)
+    monkeypatch.setattr(Runner, "launch", moved_launch)
 
 
 def test_one_json_object_tells_all(bench: Run) -> None:
@@ -62,7 +75,7 @@ def test_one_json_object_tells_all(bench: Run) -> None:
         for arm in (once, replan):
             assert 0 < arm["plan_ms_per_token"] < arm["ms_per_token"] <= arm["p95_ms_per_token"]
             assert 0 < arm["outside_share"] < 1
-            assert arm["sampling_ms_per_token"] > 0
+            assert 0 < arm["sampling_ms_per_token"] < arm["ms_per_token"]
 
 
 def test_the_table_has_both_modes_and_each_promise_a_line(bench: Run) -> None:
@@ -101,14 +114,14 @@ def test_a_gate_that_fails_ends_the_check(bench: Run, monkeypatch: pytest.Monkey
 
 
 def test_launches_that_change_are_no_figures(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Runner.run
+    real = Runner.launch
 
-    def run(self: Runner, batch: Batch) -> StepLogits:
-        found = real(self, batch)
+    def launch(self: Runner, batch: Batch, draws: Sequence[Draw]) -> Launched:
+        found = real(self, batch, draws).read()
         odd = batch.rows[0].position % 2
-        return StepLogits(found.rows, tuple(r._replace(launches=r.launches + odd) for r in found.results))
+        return found._replace(results=tuple(r._replace(launches=r.launches + odd) for r in found.results))
 
-    monkeypatch.setattr(Runner, "run", run)
+    monkeypatch.setattr(Runner, "launch", launch)
     bench = Bench.load(str(tiny_path), kernels="reference", num_threads=1)
     with pytest.raises(GateFailed, match=r"PLAN_ONCE: \(launches, arena bytes\)"):
         compare(bench, 1, prompt_tokens=3, tokens=4)
@@ -138,6 +151,32 @@ def test_promises_are_judged(tiny_path: Path) -> None:
     ]
     assert not promises(replace(kept, tokens_equal=False))[0].passed
     assert not promises(replace(kept, max_logit_difference=1e-9))[1].passed
+
+
+def test_a_draw_is_no_time_outside_kernels() -> None:
+    result = RowResult(PlanAction.REUSED, 5, 90, 60, 245, 24, 0, 1)
+    assert Step(wall_ns=100, sampling_ns=20, result=result).outside_share == pytest.approx(0.2)
+
+
+def test_an_arm_draws_as_the_engine_does(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Runner, "run")
+    bench = Bench.load(str(tiny_path), kernels="reference", num_threads=1)
+    arm = Arm(
+        DecodePlan.PLAN_ONCE,
+        bench.runner(bench.pool(4)),
+        prompts=[[3, 1, 4], [1, 5]],
+        block_tables=[(2,), (0,)],
+        vocab_size=bench.llama.config.vocab_size,
+        max_step_tokens=64,
+    )
+    first = arm.prefill()
+    then = arm.decode(2)
+    assert [logits.argmax() for logits in (*first, *then[0], *then[1])] == [
+        *(log[-3] for log in arm.logs),
+        *(log[-2] for log in arm.logs),
+        *(log[-1] for log in arm.logs),
+    ]
+    assert [step.wall_ns > step.sampling_ns > 0 for step in arm.steps] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -150,26 +150,24 @@ class StepBuffers:
             return False
         vocab_size, block_size, most = limits.vocab_size, limits.block_size, limits.max_context_tokens
         token_ids, position, slot_mapping = self._token_ids, self._position, self._slot_mapping
+        context_len, tables = self._context_len, self._tables
         written: set[int] = set()
         num_tokens = 0
         for index, row in enumerate(rows):
             session_id, count, wants_logits, slot, at = seats[index]
-            place, table = row.position, row.block_table
+            # Taken apart at once: each attribute by itself would look its name up in the type.
+            row_session_id, row_token_ids, place, table, row_wants_logits, _, _ = row
             end = place + count
             if (
-                row.session_id != session_id
-                or len(row.token_ids) != count
-                or row.wants_logits is not wants_logits
+                row_session_id != session_id
+                or len(row_token_ids) != count
+                or row_wants_logits is not wants_logits
                 or not 0 <= place < end <= most
                 or end > len(table) * block_size
-                or not (
-                    table is self._tables[slot]
-                    or table == self._tables[slot]
-                    or self._write_table(table, slot)
-                )
+                or not (table is tables[slot] or table == tables[slot] or self._write_table(table, slot))
             ):
                 return False
-            for token_id in row.token_ids:
+            for token_id in row_token_ids:
                 if not 0 <= token_id < vocab_size:
                     return False
                 new_slot = table[place // block_size] * block_size + place % block_size
@@ -179,7 +177,7 @@ class StepBuffers:
                 slot_mapping[at] = new_slot
                 at += 1
                 place += 1
-            self._context_len[slot] = end
+            context_len[slot] = end
             num_tokens += count
         self._num_bytes += num_tokens * (4 + 4 + 8) + len(rows) * 4
         return len(written) == num_tokens

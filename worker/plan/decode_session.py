@@ -7,12 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker.batch import Drawn, Row, TokenClass
+from worker.batch import Row, TokenClass
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
 from worker.plan.buffers import Binding, StepBuffers
-from worker.plan.executor import Executor, Kernels
+from worker.plan.executor import Executor, Kernels, RunAndDraws
 from worker.plan.graph import trace
+from worker.plan.host_draws import OutputOnHost
 from worker.plan.lower import lower
 from worker.plan.passes import optimise
 from worker.plan.program import Capacity, Program
@@ -154,15 +155,15 @@ class PagedDecodeSession:
         limits = key.limits(model.config.vocab_size)
         self.program = step_program(model, kv, limits.capacity)
         self._buffers = StepBuffers(limits, device=kv.data.device)
-        self._executor: Executor = kernels.executor(self.program, self._buffers.inputs, model.store, kv)
+        executor = kernels.executor(self.program, self._buffers.inputs, model.store, kv)
+        is_copied = executor.output.device.type != "cpu"
+        self._executor: Executor = OutputOnHost(executor) if is_copied else executor
         output = self._executor.output
-        self._is_copied = output.device.type != "cpu"
-        self._host_output = torch.empty(output.shape) if self._is_copied else output
-        self._logits = tuple(row.numpy() for row in self._host_output)
-        self._draws = kernels.token_draws(
-            self._host_output, vocab_size=model.config.vocab_size if vocab_size is None else vocab_size
+        self._logits = tuple(row.numpy() for row in output)
+        self._draws = self._executor.token_draws(
+            vocab_size=model.config.vocab_size if vocab_size is None else vocab_size
         )
-        self.read_bytes = 4 * output.shape[1] if self._is_copied else 4
+        self.read_bytes = 4 * output.shape[1] if is_copied else 4
         self._last_rows: tuple[tuple[int, ...], tuple[npt.NDArray[np.float32], ...]] = ((), ())
         self._bound: Binding | None = None
 
@@ -202,15 +203,24 @@ class PagedDecodeSession:
         Raises:
             RuntimeError: Nothing was bound since the last run.
         """
-        if self._bound is None:
-            raise RuntimeError("run without bind: a plan replays each binding once")
+        bound = self._take_bound()
+        return self._executor.run(bound.num_tokens, bound.num_rows, bound.num_logits)
+
+    def run_and_draw(self) -> RunAndDraws:
+        """As `run`, and draws what was prepared for that binding, from the logits where they lie.
+
+        Raises:
+            RuntimeError: Nothing was bound since the last run.
+        """
+        num_tokens, num_rows, num_logits, _, _ = self._take_bound()
+        return self._draws.run_and_draw(num_tokens, num_rows, num_logits)
+
+    def _take_bound(self) -> Binding:
         bound, self._bound = self._bound, None
+        if bound is None:
+            raise RuntimeError("run without bind: a plan replays each binding once")
         self.realize_count += 1
-        kernel_ns = self._executor.run(bound.num_tokens, bound.num_rows, bound.num_logits)
-        if self._is_copied:  # waits for the launches, so that their time is counted
-            live = slice(bound.num_logits)
-            self._host_output[live].copy_(self._executor.output[live])
-        return kernel_ns
+        return bound
 
     def logits_of(self, bound: Binding) -> tuple[npt.NDArray[np.float32], ...]:
         """Where a replay leaves the logits, [vocab] float32 for each row that wants them.
@@ -237,7 +247,3 @@ class PagedDecodeSession:
             ValueError: Draws are not as many, or penalties depend on a token that is not known yet.
         """
         return self._draws.prepare(bound.places, draws)
-
-    def draw(self) -> list[Drawn | None]:
-        """Draws what was prepared, from the logits of the last run; one per draw, see `TokenDraws`."""
-        return self._draws.draw()

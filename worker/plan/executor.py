@@ -26,19 +26,10 @@ class KernelsUnsuitable(ValueError):
     """The kernels do not suit the sizes or the memory of a model and its pool; the message names which."""
 
 
-class Executor(Protocol):
-    """A program over its inputs, weights and pool, all of which it keeps alive."""
-
-    @property
-    def output(self) -> Tensor:
-        """[most logits, vocab] float32, the rows' stride being the arena's; each run overwrites it."""
-
-    def run(self, num_tokens: int, num_rows: int, num_logits: int) -> int:
-        """Runs every launch once over the live part of the inputs.
-
-        Returns:
-            Of its time, what was inside kernels, each as its longest thread took it, in ns; 0: not measured.
-        """
+RunAndDraws = tuple[int, int, list[Drawn | None]]
+"""Of a run and the draws behind it: the time inside kernels, as `Executor.run` returns it; the time to draw,
+in native code as the thread took it that took longest; and one per draw, in their order, None where no token
+can be told: a logit is NaN or infinite, or all ids are banned."""
 
 
 class TokenDraws(Protocol):
@@ -58,12 +49,28 @@ class TokenDraws(Protocol):
             ValueError: Draws are not as many, or penalties depend on a token that is not known yet.
         """
 
-    def draw(self) -> list[Drawn | None]:
-        """Draws what was prepared last, once it ran.
+    def run_and_draw(self, num_tokens: int, num_rows: int, num_logits: int) -> RunAndDraws:
+        """Runs the program as `Executor.run` does, and draws what was prepared last."""
+
+
+class Executor(Protocol):
+    """A program over its inputs, weights and pool, all of which it keeps alive."""
+
+    @property
+    def output(self) -> Tensor:
+        """[most logits, vocab] float32, the rows' stride being the arena's; each run overwrites it."""
+
+    def run(self, num_tokens: int, num_rows: int, num_logits: int) -> int:
+        """Runs every launch once over the live part of the inputs.
 
         Returns:
-            One per draw, in their order; None where no token can be told: a logit is NaN or infinite, or all
-            ids are banned.
+            Of its time, what was inside kernels, each as its longest thread took it, in ns; 0: not measured.
+        """
+
+    def token_draws(self, *, vocab_size: int) -> TokenDraws:
+        """What draws from the output where that is in host memory; ids from `vocab_size` on are never drawn.
+
+        A run of its own, see `TokenDraws.run_and_draw`, is one of this executor.
         """
 
 
@@ -79,9 +86,6 @@ class Kernels(Protocol):
 
     def executor(self, program: Program, inputs: StepInputs, store: WeightStore, kv: KvStorage) -> Executor:
         """Binds a program to memory."""
-
-    def token_draws(self, output: Tensor, *, vocab_size: int) -> TokenDraws:
-        """What draws from an executor's output in host memory; ids from `vocab_size` on are never drawn."""
 
 
 @overload

@@ -16,7 +16,7 @@ from worker.kv.storage import KvStorage
 from worker.model.config import LlamaConfig
 from worker.model.weights.store import WeightStore
 from worker.plan.graph import StepInputs
-from worker.plan.host_draws import HostDraws
+from worker.plan.host_draws import RunAndHostDraws
 from worker.plan.program import Constant, Extent, Input, KvLayer, Operand, Program, Value, live_length
 
 
@@ -97,6 +97,10 @@ class Interpreter:
             case _:
                 return operand
 
+    def token_draws(self, *, vocab_size: int) -> RunAndHostDraws:
+        """Draws as `worker.sampling` does."""
+        return RunAndHostDraws(self, vocab_size=vocab_size)
+
     def _rows(self, value: Value, count: int) -> Tensor:
         return self.arena.as_strided((count, value.width), (value.row_stride, 1), value.offset)
 
@@ -120,7 +124,3 @@ class InterpreterKernels:
     ) -> Interpreter:
         """Binds a program to memory."""
         return Interpreter(program, self.implementations, inputs, store, kv)
-
-    def token_draws(self, output: Tensor, *, vocab_size: int) -> HostDraws:
-        """Draws as `worker.sampling` does."""
-        return HostDraws(tuple(row.numpy() for row in output), vocab_size=vocab_size)

@@ -2,26 +2,12 @@
 
 from collections.abc import Sequence
 from time import monotonic_ns
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from worker.batch import Drawn, RowResult
+from worker.batch import Drawn
 from worker.plan.device_policy import DeviceStep
+from worker.plan.policy import StepDraws
 from worker.sampling import Draw, draw_tokens
-
-
-class StepDraws(NamedTuple):
-    """What came of a launched step.
-
-    Attributes:
-        drawn: One per row that wants logits, in the order of the rows; None where no token can be told: a
-            logit is NaN or infinite, or all ids are banned.
-        results: One per row of the step.
-        sample_ns: Time to draw, where the host waits for it.
-    """
-
-    drawn: Sequence[Drawn | None]
-    results: tuple[RowResult, ...]
-    sample_ns: int
 
 
 class Launched(Protocol):
@@ -29,17 +15,6 @@ class Launched(Protocol):
 
     def read(self) -> StepDraws:
         """Waits for the step. To be called once, in the order of launches."""
-
-
-class HostLaunched:
-    """A step that ran where it was launched."""
-
-    def __init__(self, draws: StepDraws) -> None:
-        self._draws = draws
-
-    def read(self) -> StepDraws:
-        """See `Launched`."""
-        return self._draws
 
 
 class DeviceLaunched:

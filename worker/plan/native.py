@@ -13,7 +13,7 @@ from worker.model.config import LlamaConfig
 from worker.model.weights.store import Activations, WeightStore
 from worker.plan.executor import KernelsUnsuitable
 from worker.plan.graph import StepInputs
-from worker.plan.native_draws import NativeDraws
+from worker.plan.native_draws import RunAndNativeDraws
 from worker.plan.program import Constant, Input, KvLayer, Launch, Program, Value
 
 _PACKED = {"embedding": 0, "linear": 1, "linear_swiglu": 1}
@@ -88,6 +88,8 @@ class NativeExecutor:
     ) -> None:
         self._store = store
         self._kv = kv
+        self._team = team
+        self._kernel_set = kernel_set
         # Fixed for the program's life: launches hold addresses.
         self._inputs = {name: tensor.numpy() for name, tensor in inputs._asdict().items()}
         self.arena = _aligned_zeros(program.arena_bytes // 4)
@@ -98,7 +100,7 @@ class NativeExecutor:
         )
         # Bytes, since NumPy has no bfloat16.
         self._pool = kv.data.view(-1).view(torch.uint8).numpy()
-        self._native = pagecast_native.Program(
+        self._program = pagecast_native.Program(
             team,
             max_tokens=program.capacity.num_tokens,
             max_rows=program.capacity.num_rows,
@@ -111,7 +113,7 @@ class NativeExecutor:
     @property
     def launch_ns(self) -> list[int]:
         """Of the last run, the time of each launch, as its longest thread took it."""
-        return self._native.launch_ns
+        return self._program.launch_ns
 
     def run(self, num_tokens: int, num_rows: int, num_logits: int) -> int:
         """Runs every launch once over the live part of the inputs, without holding the interpreter's lock.
@@ -122,7 +124,17 @@ class NativeExecutor:
         Raises:
             ValueError: A number is beyond the capacity.
         """
-        return self._native.run(num_tokens, num_rows, num_logits)
+        return self._program.run(num_tokens, num_rows, num_logits)
+
+    def token_draws(self, *, vocab_size: int) -> RunAndNativeDraws:
+        """Draws in native code, by the threads that run the program and in the same call."""
+        return RunAndNativeDraws(
+            self._team,
+            self._program,
+            self.output.numpy(),
+            vocab_size=vocab_size,
+            kernel_set=self._kernel_set,
+        )
 
     def _add(self, launch: Launch) -> None:
         packed = _PACKED.get(launch.operator)
@@ -130,7 +142,7 @@ class NativeExecutor:
             self._packed(launch.operator, operand) if place == packed else self._operand(operand)
             for place, operand in enumerate((*launch.arguments, *launch.outputs))
         ]
-        add = getattr(self._native, launch.operator, None)
+        add = getattr(self._program, launch.operator, None)
         if add is None:
             raise KernelsUnsuitable(f"native kernels have no operator {launch.operator}")
         add(*arguments)
@@ -237,7 +249,3 @@ class NativeKernels:
             kernel_set=self._kernel_set,
             activations=self._activations,
         )
-
-    def token_draws(self, output: Tensor, *, vocab_size: int) -> NativeDraws:
-        """Draws in native code, on the threads that run programs."""
-        return NativeDraws(self._team, output.numpy(), vocab_size=vocab_size, kernel_set=self._kernel_set)

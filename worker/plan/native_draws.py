@@ -1,6 +1,7 @@
 """Draws of a step in native code, from the logits where they lie. Knows words and memory, no model."""
 
 from collections.abc import Sequence
+from time import monotonic_ns
 
 import numpy as np
 import numpy.typing as npt
@@ -9,11 +10,14 @@ import pagecast_native
 from worker.batch import Drawn
 from worker.kernels.draw_words import DRAW_WORDS, ENTRY_WORDS, POSITION
 from worker.plan.draw_params import Words, most_entries, write_words
+from worker.plan.executor import RunAndDraws
 from worker.plan.host_draws import HostDraws, check_as_many
 from worker.plan.log_entries import LogEntries
 from worker.sampling import Draw
 
 _Rows = npt.NDArray[np.float32]
+_new = tuple.__new__
+"""Makes a named tuple without its own `__new__`, which is Python."""
 
 
 class NativeDraws:
@@ -51,6 +55,8 @@ class NativeDraws:
         self._draws: Sequence[Draw] = ()
         self._on_host: list[int] = []
         self._num_entries = 0
+        self._has_logprob = [False] * num_rows
+        self._tells_ids_alone = True
 
     def prepare(self, places: Sequence[int], draws: Sequence[Draw]) -> int:
         """See `TokenDraws`."""
@@ -58,6 +64,7 @@ class NativeDraws:
         self._places = self._draws = ()
         self._on_host = []
         self._num_entries = 0
+        self._tells_ids_alone = True
         flat, held = self._flat, self._held
         num_bytes = 0
         for index, draw in enumerate(draws):
@@ -67,23 +74,30 @@ class NativeDraws:
                 num_bytes += 4
             else:
                 num_bytes += self._write(index, place, draw)
+            if self._has_logprob[place]:
+                self._tells_ids_alone = False
         self._places, self._draws = places, draws
         return num_bytes
 
     def draw(self) -> list[Drawn | None]:
-        """See `TokenDraws`."""
-        places, draws, ids = self._places, self._draws, self._ids
+        """Draws what was prepared from the rows as they are; as `RunAndDraws` has them."""
         entries = self._entries[: self._num_entries] if self._num_entries else None
-        self._sampler.draw(len(places), entries)
+        self._sampler.draw(len(self._places), entries)
+        return self._found(self._ids[: len(self._places)].tolist())
+
+    def _found(self, ids: list[int]) -> list[Drawn | None]:
+        """What native code drew, by place, and the host's draws."""
+        if self._tells_ids_alone:  # most often: behind a run little is to be touched
+            return [None if ids[place] < 0 else _new(Drawn, (ids[place], None, ())) for place in self._places]
+        draws = self._draws
         drawn: list[Drawn | None] = []
-        for index, place in enumerate(places):
-            token_id = ids[place]
-            if token_id < 0:
+        for index, place in enumerate(self._places):
+            if ids[place] < 0:
                 drawn.append(None)
             elif draws[index].sampling.logprobs is None:
-                drawn.append(Drawn(token_id))
+                drawn.append(Drawn(ids[place]))
             else:
-                drawn.append(Drawn(token_id, self._logprobs[place]))
+                drawn.append(Drawn(ids[place], self._logprobs[place]))
         if self._on_host:
             self._draw_on_host(drawn)
         return drawn
@@ -91,6 +105,7 @@ class NativeDraws:
     def _write(self, index: int, place: int, draw: Draw) -> int:
         """Writes a row's words and entries; how many bytes these are."""
         self._held[place] = None
+        self._has_logprob[place] = draw.sampling.logprobs is not None
         words: Words = self._words[place]
         if draw.sampling.logprobs:
             words[:] = 0
@@ -118,3 +133,39 @@ class NativeDraws:
         self._host.prepare([self._places[index] for index in rows], [self._draws[index] for index in rows])
         for index, found in zip(rows, self._host.draw(), strict=True):
             drawn[index] = found
+
+
+class RunAndNativeDraws(NativeDraws):
+    """Runs a program and draws from its output in one native call.
+
+    Args:
+        team: Threads of the program.
+        program: What runs.
+        output: As of `NativeDraws`, the program's.
+        vocab_size: As of `NativeDraws`.
+        kernel_set: As of `NativeDraws`.
+    """
+
+    def __init__(
+        self,
+        team: pagecast_native.Team,
+        program: pagecast_native.Program,
+        output: _Rows,
+        *,
+        vocab_size: int,
+        kernel_set: str | None = None,
+    ) -> None:
+        super().__init__(team, output, vocab_size=vocab_size, kernel_set=kernel_set)
+        self._program = program
+
+    def run_and_draw(self, num_tokens: int, num_rows: int, num_logits: int) -> RunAndDraws:
+        """See `TokenDraws`."""
+        entries = self._entries[: self._num_entries] if self._num_entries else None
+        kernel_ns, draw_ns, ids = self._program.run_and_draw(
+            num_tokens, num_rows, num_logits, self._sampler, len(self._places), entries
+        )
+        if not self._on_host:
+            return kernel_ns, draw_ns, self._found(ids)
+        start_ns = monotonic_ns()
+        drawn = self._found(ids)
+        return kernel_ns, draw_ns + monotonic_ns() - start_ns, drawn

@@ -13,6 +13,7 @@ from torch import Tensor
 from worker.batch import DecodePlan, Drawn, PlanAction, Row, RowResult, TokenClass
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
+from worker.plan.buffers import Binding
 from worker.plan.decode_session import PagedDecodeSession, PlanKey
 from worker.plan.executor import Kernels
 from worker.sampling import Draw
@@ -28,20 +29,36 @@ class StepLogits(NamedTuple):
         rows: Of each row that wants logits, in the order given, [vocab] float32: views into the plan's own
             memory, good until its next run. They may be written.
         results: One per row of the step, all the same.
-        drawn: One per row that wants logits, in the order given; None where no token can be told: a logit is
-            NaN or infinite, or all ids are banned. Empty where no draws were given.
-        sample_ns: Time to draw.
     """
 
     rows: tuple[npt.NDArray[np.float32], ...]
     results: tuple[RowResult, ...]
-    drawn: Sequence[Drawn | None] = ()
-    sample_ns: int = 0
 
     @property
     def logits(self) -> Tensor:
         """A copy of the rows, [n, vocab] float32."""
         return torch.from_numpy(np.stack(self.rows)) if self.rows else torch.empty(0, 0)
+
+
+class StepDraws(NamedTuple):
+    """What came of a launched step.
+
+    Attributes:
+        drawn: One per row that wants logits, in the order of the rows; None where no token can be told: a
+            logit is NaN or infinite, or all ids are banned.
+        results: One per row of the step.
+        sample_ns: Time to draw, where the host waits for it; in native code as its longest thread took it.
+        logits: Where kernels run on the host, what was drawn from, as `StepLogits.rows`. Elsewhere nothing.
+    """
+
+    drawn: Sequence[Drawn | None]
+    results: tuple[RowResult, ...]
+    sample_ns: int
+    logits: tuple[npt.NDArray[np.float32], ...] = ()
+
+    def read(self) -> "StepDraws":
+        """See `Launched`: a step that ran where it was launched is read already."""
+        return self
 
 
 class Plan(Protocol):
@@ -176,14 +193,9 @@ class PlanPolicy(HeldPlans[PagedDecodeSession]):
         return self.held_plan(model, kv, key)
 
     def forward_paged_step_persistent(
-        self,
-        rows: Sequence[Row],
-        plan: DecodePlan,
-        model: LlamaModel,
-        kv: KvStorage,
-        draws: Sequence[Draw] | None = None,
+        self, rows: Sequence[Row], plan: DecodePlan, model: LlamaModel, kv: KvStorage
     ) -> StepLogits:
-        """Runs one step, and draws its tokens where draws are given.
+        """Runs one step.
 
         PLAN_ONCE binds and replays a held plan, building it on first use. REPLAN uses nothing held: it
         traces, lowers, runs and discards, which makes it the reference that held plans are compared with.
@@ -194,45 +206,89 @@ class PlanPolicy(HeldPlans[PagedDecodeSession]):
             plan: Mode of all of them.
             model: The model.
             kv: The pool; written.
-            draws: One for each row that wants logits, in the order of the rows.
 
         Raises:
             StepTooLarge: The step exceeds what plans are built for; nothing was built and nothing ran.
-            ValueError: A row's values are wrong; likewise. Draws are not as many as rows that want logits;
-                nothing ran.
+            ValueError: A row's values are wrong; likewise.
         """
         start_ns = monotonic_ns()
+        session, action, bound = self._bind(rows, plan, model, kv)
+        logits = session.logits_of(bound)
+        host_bytes = bound.num_bytes + bound.num_logits * session.read_bytes
+        self._count(action)
+        bound_ns = monotonic_ns()
+        kernel_ns = session.run()
+        step_ns = monotonic_ns() - bound_ns
+        return StepLogits(
+            logits,
+            _results(session, action, len(rows), bound_ns - start_ns, step_ns, kernel_ns, host_bytes),
+        )
+
+    def draw_paged_step_persistent(
+        self,
+        rows: Sequence[Row],
+        plan: DecodePlan,
+        model: LlamaModel,
+        kv: KvStorage,
+        draws: Sequence[Draw],
+    ) -> StepDraws:
+        """Runs one step as `forward_paged_step_persistent` does, and draws its tokens.
+
+        Args:
+            rows: Of one step.
+            plan: Mode of all of them.
+            model: The model.
+            kv: The pool; written.
+            draws: One for each row that wants logits, in the order of the rows.
+
+        Raises:
+            StepTooLarge: As there.
+            ValueError: As there, or draws are not as many as rows that want logits; nothing ran.
+        """
+        start_ns = monotonic_ns()
+        session, action, bound = self._bind(rows, plan, model, kv)
+        # What can be is made ready now: after the run caches hold the last weights and nothing else.
+        logits, num_rows = session.logits_of(bound), len(rows)
+        host_bytes = bound.num_bytes + bound.num_logits * session.read_bytes
+        host_bytes += session.prepare_draws(bound, draws)
+        self._count(action)
+        bound_ns = monotonic_ns()
+        kernel_ns, draw_ns, drawn = session.run_and_draw()
+        step_ns = monotonic_ns() - bound_ns - draw_ns
+        plan_ns = bound_ns - start_ns
+        results = _results(session, action, num_rows, plan_ns, step_ns, kernel_ns, host_bytes)
+        return StepDraws(drawn, results, draw_ns, logits)
+
+    def _bind(
+        self, rows: Sequence[Row], plan: DecodePlan, model: LlamaModel, kv: KvStorage
+    ) -> tuple[PagedDecodeSession, PlanAction, Binding]:
+        """Gets the step's plan and binds the rows to it."""
         key = self.key(model, kv)
         session = self._last_held
         if plan is DecodePlan.PLAN_ONCE and session is not None and session.key is key:
             action = PlanAction.REUSED
         else:
             session, action = self._plan_for(rows, plan, model, kv, key)
-        bound = session.bind(rows, key)
-        # What can be is made ready now: after the run caches hold the last weights and nothing else.
-        logits = session.logits_of(bound)
-        program, num_rows = session.program, len(rows)
-        launches, arena_bytes = len(program.launches), program.arena_bytes
-        host_bytes = bound.num_bytes + bound.num_logits * session.read_bytes
-        if draws is not None:
-            host_bytes += session.prepare_draws(bound, draws)
-        bound_ns = monotonic_ns()
-        kernel_ns = session.run()
-        end_ns = monotonic_ns()
-        self.reuses += action is PlanAction.REUSED
-        self.replans += action is PlanAction.REPLANNED
-        result = RowResult(
-            plan_action=action,
-            plan_ns=bound_ns - start_ns,
-            step_ns=end_ns - bound_ns,
-            kernel_ns=kernel_ns,
-            launches=launches,
-            host_bytes=host_bytes,
-            arena_bytes=arena_bytes,
-            batch_size=num_rows,
-        )
-        results = (result,) * num_rows
-        if draws is None:
-            return StepLogits(logits, results)
-        drawn = session.draw()
-        return StepLogits(logits, results, drawn, monotonic_ns() - end_ns)
+        return session, action, session.bind(rows, key)
+
+    def _count(self, action: PlanAction) -> None:
+        if action is PlanAction.REUSED:
+            self.reuses += 1
+        elif action is PlanAction.REPLANNED:
+            self.replans += 1
+
+
+def _results(
+    session: PagedDecodeSession,
+    action: PlanAction,
+    num_rows: int,
+    plan_ns: int,
+    step_ns: int,
+    kernel_ns: int,
+    host_bytes: int,
+) -> tuple[RowResult, ...]:
+    program = session.program
+    launches, arena_bytes = len(program.launches), program.arena_bytes
+    return (
+        RowResult(action, plan_ns, step_ns, kernel_ns, launches, host_bytes, arena_bytes, num_rows),
+    ) * num_rows

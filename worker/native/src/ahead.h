@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <span>
 
 namespace pagecast {
 
@@ -27,8 +27,8 @@ inline constexpr int64_t kBytesPerLook = 1024;
 class WeightsAhead {
  public:
   WeightsAhead() = default;
-  WeightsAhead(const std::vector<WeightStream>& streams, int64_t first, int64_t last, int64_t max_bytes)
-      : streams_(&streams), unit_(first), last_(last), left_(max_bytes) {}
+  WeightsAhead(std::span<const WeightStream> streams, int64_t first, int64_t last, int64_t max_bytes)
+      : streams_(streams), unit_(first), last_(last), left_(max_bytes) {}
 
   // Touches up to kBytesPerLook; false once there is nothing more to touch.
   template <typename Touch>
@@ -44,8 +44,8 @@ class WeightsAhead {
  private:
   const std::byte* next() {
     for (; left_ > 0 && unit_ < last_; ++unit_, stream_ = 0) {
-      for (; stream_ < streams_->size(); ++stream_, offset_ = 0) {
-        const WeightStream& stream = (*streams_)[stream_];
+      for (; stream_ < streams_.size(); ++stream_, offset_ = 0) {
+        const WeightStream& stream = streams_[stream_];
         const int64_t unit = unit_ - stream.first_unit;
         if (unit < 0 || unit >= stream.num_units || offset_ >= stream.bytes_per_unit) continue;
         const std::byte* line = stream.data + unit * stream.bytes_per_unit + offset_;
@@ -57,7 +57,7 @@ class WeightsAhead {
     return nullptr;
   }
 
-  const std::vector<WeightStream>* streams_ = nullptr;
+  std::span<const WeightStream> streams_;
   int64_t unit_ = 0;
   int64_t last_ = 0;
   int64_t left_ = 0;

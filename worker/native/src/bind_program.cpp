@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "held_sampler.h"
 #include "pack.h"
 #include "program.h"
 
@@ -37,6 +38,20 @@ class HeldProgram {
   int64_t run(int64_t num_tokens, int64_t num_rows, int64_t num_logits) {
     const Unlocked unlocked;
     return program_.run({num_tokens, num_rows, num_logits});
+  }
+
+  nb::tuple run_and_draw(int64_t num_tokens, int64_t num_rows, int64_t num_logits, HeldSampler& sampler,
+                         int64_t num_draws, const std::optional<AnyArray>& entries) {
+    const HeldSampler::Entries table = HeldSampler::to_entries(entries);
+    Program::Times times{};
+    {
+      const Unlocked unlocked;
+      times = program_.run_and_draw({num_tokens, num_rows, num_logits}, sampler.sampler(), num_draws,
+                                    table.data, table.count);
+    }
+    nb::list ids;
+    for (int64_t row = 0; row < num_draws; ++row) ids.append(sampler.sampler().ids()[row]);
+    return nb::make_tuple(times.kernel_ns, times.draw_ns, ids);
   }
 
   void embedding(const PackedMatrix& weight, const AnyArray& token_ids, const HeldView& out) {
@@ -172,6 +187,8 @@ void bind_program(nb::module_& module) {
       .def("dense_attention", &Held::dense_attention, "q"_a, "keys"_a, "values"_a, "context_len"_a,
            "query_start"_a, "scale"_a, "out"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 8>())
       .def("run", &Held::run, "num_tokens"_a, "num_rows"_a, "num_logits"_a)
+      .def("run_and_draw", &Held::run_and_draw, "num_tokens"_a, "num_rows"_a, "num_logits"_a, "sampler"_a,
+           "num_draws"_a, "entries"_a = nb::none())
       .def_prop_ro("num_launches", [](const Held& self) { return self.program().num_launches(); })
       .def_prop_ro("kernel_set", [](const Held& self) { return std::string(self.program().kernel_set()); })
       .def_prop_ro("activations", [](const Held& self) { return name_of(self.program().activations()); })

@@ -1,11 +1,8 @@
-// Sampler for Python: holds the arrays that it works on.
+// Sampler for Python: its arrays, checked and taken apart.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include <optional>
-
-#include "bindings.h"
-#include "sampler.h"
+#include "held_sampler.h"
 
 namespace pagecast {
 namespace {
@@ -37,56 +34,52 @@ T* to_results(const char* name, const nb::ndarray<>& array, const char* dtype, i
   return const_cast<T*>(results.data);
 }
 
-class HeldSampler {
- public:
-  HeldSampler(Team& team, const nb::ndarray<>& logits, const AnyArray& draws, const nb::ndarray<>& ids,
-              const nb::ndarray<>& logprobs, int64_t vocab_size, const std::optional<std::string>& kernel_set)
-      : logits_(logits),
-        draws_(draws),
-        ids_(ids),
-        logprobs_(logprobs),
-        sampler_(team, memory(logits, draws, ids, logprobs, vocab_size),
-                 kernel_set ? kernel_set->c_str() : nullptr) {}
-
-  void draw(int64_t num_rows, const std::optional<AnyArray>& entries) {
-    int64_t num_entries = 0;
-    const DrawEntry* table =
-        entries ? to_words<DrawEntry>("entries", *entries, kEntryInts, &num_entries) : nullptr;
-    const Unlocked unlocked;
-    sampler_.draw(num_rows, table, num_entries);
-  }
-
- private:
-  static SamplerMemory memory(const nb::ndarray<>& logits, const AnyArray& draws, const nb::ndarray<>& ids,
-                              const nb::ndarray<>& logprobs, int64_t vocab_size) {
-    require(logits.dtype() == nb::dtype<float>(), "logits", "must be float32");
-    require(logits.device_type() == nb::device::cpu::value, "logits", "must be in host memory");
-    require(logits.ndim() == 2, "logits", "must have two dimensions");
-    require(logits.shape(1) < 2 || logits.stride(1) == 1, "logits", "a row's floats must lie side by side");
-    const auto width = static_cast<int64_t>(logits.shape(1));
-    require(vocab_size >= 1 && vocab_size <= width, "vocab_size",
-            std::to_string(vocab_size) + ", must be 1 to " + std::to_string(width));
-    int64_t num_draws = 0;
-    const auto num_rows = static_cast<int64_t>(logits.shape(0));
-    const DrawWords* words = to_words<DrawWords>("draws", draws, kDrawInts, &num_draws);
-    require(num_draws >= num_rows, "draws", "fewer than rows of logits");
-    return {static_cast<float*>(logits.data()),
-            logits.stride(0),
-            num_rows,
-            vocab_size,
-            words,
-            to_results<int32_t>("ids", ids, "int32", num_rows),
-            to_results<float>("logprobs", logprobs, "float32", num_rows)};
-  }
-
-  nb::ndarray<> logits_;
-  AnyArray draws_;
-  nb::ndarray<> ids_;
-  nb::ndarray<> logprobs_;
-  Sampler sampler_;
-};
+SamplerMemory memory_of(const nb::ndarray<>& logits, const AnyArray& draws, const nb::ndarray<>& ids,
+                        const nb::ndarray<>& logprobs, int64_t vocab_size) {
+  require(logits.dtype() == nb::dtype<float>(), "logits", "must be float32");
+  require(logits.device_type() == nb::device::cpu::value, "logits", "must be in host memory");
+  require(logits.ndim() == 2, "logits", "must have two dimensions");
+  require(logits.shape(1) < 2 || logits.stride(1) == 1, "logits", "a row's floats must lie side by side");
+  const auto width = static_cast<int64_t>(logits.shape(1));
+  require(vocab_size >= 1 && vocab_size <= width, "vocab_size",
+          std::to_string(vocab_size) + ", must be 1 to " + std::to_string(width));
+  int64_t num_draws = 0;
+  const auto num_rows = static_cast<int64_t>(logits.shape(0));
+  const DrawWords* words = to_words<DrawWords>("draws", draws, kDrawInts, &num_draws);
+  require(num_draws >= num_rows, "draws", "fewer than rows of logits");
+  return {static_cast<float*>(logits.data()),
+          logits.stride(0),
+          num_rows,
+          vocab_size,
+          words,
+          to_results<int32_t>("ids", ids, "int32", num_rows),
+          to_results<float>("logprobs", logprobs, "float32", num_rows)};
+}
 
 }  // namespace
+
+HeldSampler::HeldSampler(Team& team, const nb::ndarray<>& logits, const AnyArray& draws,
+                         const nb::ndarray<>& ids, const nb::ndarray<>& logprobs, int64_t vocab_size,
+                         const std::optional<std::string>& kernel_set)
+    : logits_(logits),
+      draws_(draws),
+      ids_(ids),
+      logprobs_(logprobs),
+      sampler_(team, memory_of(logits, draws, ids, logprobs, vocab_size),
+               kernel_set ? kernel_set->c_str() : nullptr) {}
+
+void HeldSampler::draw(int64_t num_rows, const std::optional<AnyArray>& entries) {
+  const Entries table = to_entries(entries);
+  const Unlocked unlocked;
+  sampler_.draw(num_rows, table.data, table.count);
+}
+
+HeldSampler::Entries HeldSampler::to_entries(const std::optional<AnyArray>& entries) {
+  if (!entries) return {nullptr, 0};
+  int64_t count = 0;
+  const DrawEntry* data = to_words<DrawEntry>("entries", *entries, kEntryInts, &count);
+  return {data, count};
+}
 
 void bind_sampler(nb::module_& module) {
   using namespace nb::literals;

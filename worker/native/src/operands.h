@@ -22,6 +22,7 @@ struct Sizes {
   int64_t of(Extent extent) const {
     return extent == Extent::kTokens ? tokens : extent == Extent::kRows ? rows : logits;
   }
+  bool operator==(const Sizes&) const = default;
 };
 
 // Rows of floats in an arena of `arena_size` floats, from `offset` on.

@@ -3,10 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+
+#include "sampler.h"
 
 namespace pagecast {
 namespace {
@@ -14,13 +15,8 @@ namespace {
 // Below this, meeting once more costs what a second thread saves: about 2 us of work.
 constexpr int64_t kSerialCost = 16384;
 
-// Asks for what a thread reads of a launch before and while it begins it: the launch before has swept the
-// cache.
-template <typename T>
-void fetch(const T& value) {
-  for (size_t offset = 0; offset < sizeof(T); offset += 64)
-    __builtin_prefetch(reinterpret_cast<const char*>(&value) + offset);
-}
+// Of a larger team's threads each would look for too many others.
+constexpr int kMostLooks = 4;
 
 // An eighth of the core's own cache: the rest is for what the launch at hand works on.
 int64_t ahead_bytes() {
@@ -78,16 +74,17 @@ Program::Program(Team& team, int64_t max_tokens, int64_t max_rows, const char* k
       max_ahead_bytes_(ahead_bytes()),
       shares_(team.size()) {}
 
-Checks Program::checks(const char* op) const {
+Checks Program::checks(const char* op) {
   if (is_running_) throw std::logic_error(std::string(op) + ": the program is running");
+  last_sizes_.reset();
   return Checks(op, capacity_);
 }
 
-void Program::push(Extent extent, int64_t num_panels, int64_t cost, std::function<void(const Share&)> body) {
+void Program::push(Extent extent, int64_t num_panels, int64_t cost, Body body) {
   launches_.push_back({extent, num_panels, nullptr, cost, std::move(body)});
 }
 
-void Program::push_rows(const View& out, int64_t cost, std::function<void(const Share&)> body) {
+void Program::push_rows(const View& out, int64_t cost, Body body) {
   push(out.extent, 0, cost, std::move(body));
   launches_.back().wrote = out;
 }
@@ -98,87 +95,137 @@ size_t Program::num_launches() const {
 }
 
 int64_t Program::run(const Sizes& live) {
+  Team::Lease lease(team_);
+  run(lease, live, nullptr);
+  return kernel_ns();
+}
+
+Program::Times Program::run_and_draw(const Sizes& live, Sampler& sampler, int64_t num_draws,
+                                     const DrawEntry* entries, int64_t num_entries) {
+  Team::Lease lease(team_);
+  sampler.prepare(team_, num_draws, entries, num_entries);
+  run(lease, live, &sampler);
+  return {kernel_ns(), to_ns(sampler.longest_ticks())};
+}
+
+void Program::run(Team::Lease& lease, const Sizes& live, Sampler* sampler) {
   check_live("num_tokens", live.tokens, capacity_.tokens);
   check_live("num_rows", live.rows, capacity_.rows);
   check_live("num_logits", live.logits, capacity_.logits);
-  Team::Lease lease(team_);
   const Running running(is_running_);
   prepare(live);
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point start = Clock::now();
-  const int64_t first_tick = ticks();
+  sampler_ = sampler;
   run_serial(0, first_shared_, 0, [] {});
-  if (first_shared_ < launches_.size())
+  if (first_shared_ < launches_.size() || draws_shared())
     lease.run([](void* program, int thread) { static_cast<Program*>(program)->work(thread); }, this);
-  const int64_t num_ticks = ticks() - first_tick;
-  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-  ns_per_tick_ = num_ticks > 0 ? static_cast<double>(ns) / static_cast<double>(num_ticks) : 0.0;
-  int64_t kernel_ticks = 0;
-  for (size_t i = 0; i < launches_.size(); ++i) kernel_ticks += longest_ticks(i);
-  return to_ns(kernel_ticks);
+  else if (sampler != nullptr)
+    sampler->draw_all(0);
+  ns_per_tick_ = tick_length_.ns();
 }
 
+bool Program::draws_shared() const { return sampler_ != nullptr && sampler_->is_shared(); }
+
 void Program::prepare(const Sizes& live) {
+  const std::optional<Sizes> last = std::exchange(last_sizes_, std::nullopt);
   for (const auto& plan : plans_) plan->cut(live.rows, live.tokens);
-  live_.resize(launches_.size());
+  bool relinks = last != live;
+  if (relinks) set_sizes(live);
+  for (const Attending& each : attending_) {
+    const auto num_units = static_cast<int64_t>(each.plan->items().size());
+    if (set_units(each.launch, num_units, each.cost * each.plan->cost())) relinks = true;
+  }
+  if (relinks) link_shared();
+  last_sizes_ = live;
   for (auto& times : body_ticks_) times.assign(launches_.size(), 0);
+  if (first_shared_ == launches_.size()) return;
+  for (int thread = 0; thread < team_.size(); ++thread)
+    shares_.lay_out(0, live_[first_shared_].num_units, thread);
+}
+
+void Program::set_sizes(const Sizes& live) {
+  live_.resize(launches_.size());
+  attending_.clear();
   for (size_t i = 0; i < launches_.size(); ++i) {
     const Launch& launch = launches_[i];
-    Live& now = live_[i];
-    now.num_rows = live.of(launch.extent);
-    int64_t cost = launch.cost * now.num_rows;
+    const int64_t num_rows = live.of(launch.extent);
+    live_[i].body = launch.body.reference();
+    live_[i].weights = launch.weights;
+    live_[i].num_rows = static_cast<uint32_t>(num_rows);
     if (launch.attention != nullptr) {
-      now.num_units = static_cast<int64_t>(launch.attention->items().size());
-      cost = launch.cost * launch.attention->cost();
+      attending_.push_back({i, launch.attention, launch.cost});
     } else {
-      now.num_units = launch.num_panels == 0 || now.num_rows == 0 ? now.num_rows : launch.num_panels;
+      const bool by_panels = launch.num_panels != 0 && num_rows != 0;
+      set_units(i, by_panels ? launch.num_panels : num_rows, launch.cost * num_rows);
     }
-    now.is_serial = team_.size() == 1 || cost <= kSerialCost || now.num_units < 2;
   }
-  size_t shared = launches_.size(), weights = launches_.size();
-  for (size_t i = launches_.size(); i-- > 0;) {
+}
+
+bool Program::set_units(size_t launch, int64_t num_units, int64_t cost) {
+  Live& live = live_[launch];
+  const bool was_serial = live.is_serial;
+  live.num_units = static_cast<uint32_t>(num_units);
+  live.is_serial = team_.size() == 1 || cost <= kSerialCost || num_units < 2;
+  return live.is_serial != was_serial;
+}
+
+void Program::link_shared() {
+  auto shared = static_cast<uint32_t>(launches_.size()), weights = shared;
+  for (auto i = shared; i-- > 0;) {
     live_[i].next_shared = shared;
     live_[i].next_weights = weights;
     if (live_[i].is_serial) continue;
     shared = i;
-    if (!launches_[i].weights.empty()) weights = i;
+    if (!live_[i].weights.empty()) weights = i;
   }
   first_shared_ = shared;
-  if (shared == launches_.size()) return;
-  for (int thread = 0; thread < team_.size(); ++thread) shares_.lay_out(0, live_[shared].num_units, thread);
 }
 
 void Program::work(int thread) {
   const size_t none = launches_.size();
   size_t launch = first_shared_, fetched = none;
+  Sampler* const sampler = sampler_;
+  const bool shares_draws = draws_shared();
   WeightsAhead ahead;
-  for (int turn = 0;; turn = 1 - turn) {
-    run_shared(launch, turn, thread);
+  for (int turn = 0; launch != none; turn = 1 - turn) {
     const size_t next = live_[launch].next_shared, next_weights = live_[launch].next_weights;
-    if (next != none) {
-      shares_.lay_out(1 - turn, live_[next].num_units, thread);
-      fetch(launches_[launch + 1]);
-      fetch(live_[launch + 1]);
-      if (next != launch + 1) {
-        fetch(launches_[next]);
-        fetch(live_[next]);
-      }
-    }
+    fetch_next(launch);
+    // Long before the meeting, which would wait until others can see it.
+    if (next != none) shares_.lay_out(1 - turn, live_[next].num_units, thread);
+    run_shared(launch, turn, thread);
     // Where a launch without weights lies between, what is fetched is fetched at both meetings before.
     if (next_weights != fetched) ahead = weights_ahead(next_weights, thread);
     fetched = next_weights;
     const auto idle = [&] { return ahead.look(prefetch); };
-    team_.meet([&] { run_serial(launch + 1, next, thread, idle); }, idle);
+    const auto serial = [&] {
+      run_serial(launch + 1, next, thread, idle);
+      if (next == none && sampler != nullptr && !shares_draws) sampler->draw_all(thread);
+    };
+    if (next == launch + 1 && next != none && team_.size() <= kMostLooks)
+      team_.meet_all(thread, idle);
+    else
+      team_.meet(serial, idle);
     // After the last meeting the caller may be in its next run already, or the program gone.
-    if (next == none) return;
     launch = next;
   }
+  if (!shares_draws) return;
+  sampler->draw_share(thread);
+  team_.meet([] {});
+}
+
+void Program::fetch_next(size_t launch) const {
+  constexpr size_t kListAhead = 4;
+  const size_t next = live_[launch].next_shared;
+  for (size_t i = launch + 1; i < live_.size() && i <= next; ++i) {
+    live_[i].body.fetch();
+    __builtin_prefetch(live_[i].weights.data());
+  }
+  for (size_t i = next + 1; i < live_.size() && i <= next + kListAhead; ++i) __builtin_prefetch(&live_[i]);
 }
 
 WeightsAhead Program::weights_ahead(size_t launch, int thread) const {
   if (launch == launches_.size()) return {};
   const int64_t num_units = live_[launch].num_units;
-  return {launches_[launch].weights, own_begin(num_units, team_.size(), thread),
+  return {live_[launch].weights, own_begin(num_units, team_.size(), thread),
           own_begin(num_units, team_.size(), thread + 1), max_ahead_bytes_};
 }
 
@@ -189,17 +236,23 @@ void Program::run_serial(size_t first, size_t last, int thread, Idle&& idle) {
     idle();
     if (live.num_units == 0) continue;
     const int64_t start = ticks();
-    launches_[i].body({live.num_rows, 0, live.num_units, thread});
+    live.body({live.num_rows, 0, live.num_units, thread});
     body_ticks_[static_cast<size_t>(thread)][i] = ticks() - start;
   }
 }
 
 void Program::run_shared(size_t launch, int turn, int thread) {
   const int64_t start = ticks();
-  const int64_t num_rows = live_[launch].num_rows;
-  const auto& body = launches_[launch].body;
-  shares_.share(turn, thread, [&](int64_t first, int64_t last) { body({num_rows, first, last, thread}); });
+  const Live& live = live_[launch];
+  shares_.share(turn, thread,
+                [&](int64_t first, int64_t last) { live.body({live.num_rows, first, last, thread}); });
   body_ticks_[static_cast<size_t>(thread)][launch] = ticks() - start;
+}
+
+int64_t Program::kernel_ns() const {
+  int64_t kernel_ticks = 0;
+  for (size_t i = 0; i < launches_.size(); ++i) kernel_ticks += longest_ticks(i);
+  return to_ns(kernel_ticks);
 }
 
 int64_t Program::longest_ticks(size_t launch) const {

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,6 +13,8 @@
 
 #include "ahead.h"
 #include "attention_plan.h"
+#include "body.h"
+#include "draw.h"
 #include "int8.h"
 #include "operands.h"
 #include "scratch.h"
@@ -23,13 +24,7 @@
 
 namespace pagecast {
 
-// What a launch works on: how many rows are live, which of its units, on which thread.
-struct Share {
-  int64_t num_rows;
-  int64_t first;
-  int64_t last;
-  int thread;
-};
+class Sampler;
 
 // One kernel call with its operands bound. It is cut into units that any thread may do: rows of its extent,
 // or weight panels, or attention items.
@@ -38,7 +33,7 @@ struct Launch {
   int64_t num_panels;        // 0: cut by rows
   AttentionPlan* attention;  // non-null: cut by its items
   int64_t cost;              // of a row over all panels, in moved elements: about 0.12 ns each
-  std::function<void(const Share&)> body;
+  Body body;
   // What a thread may fetch before the launch begins; empty where there is nothing worth it.
   std::vector<WeightStream> weights = {};
   std::optional<View> wrote = {};  // of a launch cut by rows: those of its last result, whole in its body
@@ -90,6 +85,15 @@ class Program {
   // run is hand-over, meetings and bookkeeping.
   int64_t run(const Sizes& live);
 
+  struct Times {
+    int64_t kernel_ns;  // as run() returns it
+    int64_t draw_ns;    // in draws, as the thread took it that took longest
+  };
+  // As run(), and then draws for rows 0 .. num_draws of the sampler, of the same team, in the same hand-over.
+  // Throws what Sampler::draw does too; nothing has run then.
+  Times run_and_draw(const Sizes& live, Sampler& sampler, int64_t num_draws, const DrawEntry* entries,
+                     int64_t num_entries);
+
   // One for each operator that was added; what it needs in front of it is part of it.
   size_t num_launches() const;
   const char* kernel_set() const { return kernels_.name; }
@@ -101,14 +105,23 @@ class Program {
   int64_t busy_ns() const;
 
  private:
-  // A launch as the run at hand sees it.
-  struct Live {
-    int64_t num_rows;
-    int64_t num_units;
-    bool is_serial;  // too little to share: whoever is the last to end the launch before it does it all
+  // A launch as the run at hand sees it, on a cache line of its own: all that a thread reads of it.
+  struct alignas(64) Live {
+    Body::Reference body;
+    std::span<const WeightStream> weights;
+    uint32_t num_rows;
+    uint32_t num_units;
     // The first ones behind it that are shared, and shared and read weights; the number of launches: none.
-    size_t next_shared;
-    size_t next_weights;
+    uint32_t next_shared;
+    uint32_t next_weights;
+    bool is_serial;  // too little to share: whoever is the last to end the launch before it does it all
+  };
+
+  // A launch whose units are another number in each run.
+  struct Attending {
+    size_t launch;
+    const AttentionPlan* plan;
+    int64_t cost;
   };
 
   // What all attention launches share.
@@ -135,10 +148,10 @@ class Program {
   struct Product;
 
   // Of an operator that is to be added. Throws std::logic_error during a run: threads read the list then.
-  Checks checks(const char* op) const;
-  void push(Extent extent, int64_t num_panels, int64_t cost, std::function<void(const Share&)> body);
+  Checks checks(const char* op);
+  void push(Extent extent, int64_t num_panels, int64_t cost, Body body);
   // A launch cut by the rows of `out`, its last result.
-  void push_rows(const View& out, int64_t cost, std::function<void(const Share&)> body);
+  void push_rows(const View& out, int64_t cost, Body body);
   // Rounds x for the product with these segments that is added next, where one asks for it: in the launch
   // before, if that is cut by rows and wrote x, else in one in front of the product.
   void quantise_before(const View& x, std::span<const Panels> segments);
@@ -150,7 +163,14 @@ class Program {
   void push_attention(const AttentionCall& call, AttentionPlan& plan, int64_t max_context, bool is_paged);
   void attend(const AttentionCall& call, const AttentionPlan& plan, bool is_paged, const Share& share);
 
+  // Runs, and draws where there is a sampler, which is prepared.
+  void run(Team::Lease& lease, const Sizes& live, Sampler* sampler);
+  bool draws_shared() const;
   void prepare(const Sizes& live);
+  void set_sizes(const Sizes& live);
+  // Tells whether it changes that the launch is shared.
+  bool set_units(size_t launch, int64_t num_units, int64_t cost);
+  void link_shared();
   // Every thread of a run walks the launches here.
   void work(int thread);
   // Does launches [first, last), which are serial, each after a call of idle().
@@ -158,9 +178,12 @@ class Program {
   void run_serial(size_t first, size_t last, int thread, Idle&& idle);
   // Does this thread's shares of the launch, which was laid out for `turn`.
   void run_shared(size_t launch, int turn, int thread);
+  // Asks for what a thread reads of the launches up to the next shared one, and of the list behind that.
+  void fetch_next(size_t launch) const;
   // What `thread` will read first of that launch.
   WeightsAhead weights_ahead(size_t launch, int thread) const;
 
+  int64_t kernel_ns() const;
   // Of the last run, a launch's ticks in the thread that took longest.
   int64_t longest_ticks(size_t launch) const;
   int64_t to_ns(int64_t ticks) const;
@@ -176,11 +199,15 @@ class Program {
   Int8Scratch int8_;
 
   std::vector<Live> live_;
+  std::vector<Attending> attending_;
   std::vector<std::vector<int64_t>> body_ticks_;  // [thread][launch]
   std::atomic<bool> is_running_{false};
-  double ns_per_tick_ = 0.0;       // over the last run
-  size_t first_shared_ = 0;        // of the run at hand; the number of launches: none
-  const int64_t max_ahead_bytes_;  // that a thread fetches of a launch to come
+  Sampler* sampler_ = nullptr;  // of the run at hand; null: nothing is drawn
+  TickLength tick_length_;
+  double ns_per_tick_ = 0.0;
+  std::optional<Sizes> last_sizes_;  // that `live_` is for; none: launches were added since
+  size_t first_shared_ = 0;          // of the run at hand; the number of launches: none
+  const int64_t max_ahead_bytes_;    // that a thread fetches of a launch to come
   Shares shares_;
 };
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels.h"
+#include "ticks.h"
 
 namespace pagecast {
 namespace {
@@ -30,7 +31,8 @@ Sampler::Sampler(Team& team, const SamplerMemory& memory, const char* kernel_set
     : team_(team),
       memory_(memory),
       kernels_(*kernels_for(kernel_set).draw),
-      scratch_(static_cast<size_t>(team.size())) {
+      scratch_(static_cast<size_t>(team.size())),
+      ticks_(static_cast<size_t>(team.size())) {
   require_size("num_rows", memory.num_rows, int64_t{1} << 24);
   require_size("vocab_size", memory.vocab_size, kMaxVocab);
   require(memory.num_rows == 1 || memory.row_stride >= memory.vocab_size, "logits",
@@ -67,9 +69,22 @@ int64_t Sampler::checked_cost(int64_t row, const DrawEntry* entries, int64_t num
 }
 
 void Sampler::draw(int64_t num_rows, const DrawEntry* entries, int64_t num_entries) {
+  Team::Lease lease(team_);
+  prepare(team_, num_rows, entries, num_entries);
+  if (!is_shared_) return draw_all(0);
+  lease.run(
+      [](void* context, int thread) {
+        auto* sampler = static_cast<Sampler*>(context);
+        sampler->draw_share(thread);
+        sampler->team_.meet([] {});
+      },
+      this);
+}
+
+void Sampler::prepare(const Team& team, int64_t num_rows, const DrawEntry* entries, int64_t num_entries) {
+  require(&team == &team_, "sampler", "is of another team");
   require(num_rows >= 0 && num_rows <= memory_.num_rows, "num_rows",
           std::to_string(num_rows) + ", must be 0 to " + std::to_string(memory_.num_rows));
-  Team::Lease lease(team_);
   int64_t cost = 0;
   int64_t most_entries = 0;
   bool any_filters = false;
@@ -81,14 +96,11 @@ void Sampler::draw(int64_t num_rows, const DrawEntry* entries, int64_t num_entri
     any_filters = any_filters || ((draw.flags & kGreedy) == 0 && has_filters(draw, memory_.vocab_size));
   }
   for (DrawScratch& scratch : scratch_) scratch.reserve(memory_.vocab_size, most_entries, any_filters);
+  std::fill(ticks_.begin(), ticks_.end(), 0);
   entries_ = entries;
   num_live_ = num_rows;
-  if (team_.size() == 1 || num_rows < 2 || cost <= kSerialCost) {
-    for (int64_t row = 0; row < num_rows; ++row) draw_one(row, 0);
-    return;
-  }
+  is_shared_ = team_.size() > 1 && num_rows > 1 && cost > kSerialCost;
   claimed_.store(0, std::memory_order_relaxed);
-  lease.run([](void* sampler, int thread) { static_cast<Sampler*>(sampler)->work(thread); }, this);
 }
 
 void Sampler::draw_one(int64_t row, int thread) {
@@ -101,13 +113,22 @@ void Sampler::draw_one(int64_t row, int thread) {
   memory_.logprobs[row] = drawn.logprob;
 }
 
-void Sampler::work(int thread) {
+void Sampler::draw_all(int thread) {
+  const int64_t start = ticks();
+  for (int64_t row = 0; row < num_live_; ++row) draw_one(row, thread);
+  ticks_[static_cast<size_t>(thread)] = ticks() - start;
+}
+
+void Sampler::draw_share(int thread) {
+  const int64_t start = ticks();
   const int64_t num_live = num_live_;
   for (int64_t row = claimed_.fetch_add(1, std::memory_order_relaxed); row < num_live;
        row = claimed_.fetch_add(1, std::memory_order_relaxed)) {
     draw_one(row, thread);
   }
-  team_.meet([] {});
+  ticks_[static_cast<size_t>(thread)] = ticks() - start;
 }
+
+int64_t Sampler::longest_ticks() const { return *std::max_element(ticks_.begin(), ticks_.end()); }
 
 }  // namespace pagecast

@@ -33,20 +33,32 @@ class Sampler {
   // then.
   void draw(int64_t num_rows, const DrawEntry* entries, int64_t num_entries);
 
+  // The parts of draw(), for who has a lease of the team and a run of it under way.
+  // Checks, and makes room; throws as draw() does, and std::invalid_argument for another team.
+  void prepare(const Team& team, int64_t num_rows, const DrawEntry* entries, int64_t num_entries);
+  // Whether every thread of the team is to call draw_share(), or one of them draw_all().
+  bool is_shared() const { return is_shared_; }
+  void draw_share(int thread);
+  void draw_all(int thread);
+  const int32_t* ids() const { return memory_.ids; }
+  // Of the last draws, in the thread that took longest.
+  int64_t longest_ticks() const;
+
   static constexpr int64_t kMaxVocab = int64_t{1} << 30;
 
  private:
   // What a row's draw is reckoned to cost, in logits that a scan passes; 0: nothing is drawn.
   int64_t checked_cost(int64_t row, const DrawEntry* entries, int64_t num_entries) const;
   void draw_one(int64_t row, int thread);
-  void work(int thread);
 
   Team& team_;
   const SamplerMemory memory_;
   const DrawKernels& kernels_;
   std::vector<DrawScratch> scratch_;  // by thread
+  std::vector<int64_t> ticks_;        // by thread
   const DrawEntry* entries_ = nullptr;
   int64_t num_live_ = 0;
+  bool is_shared_ = false;
   alignas(64) std::atomic<int64_t> claimed_{0};  // rows that some thread has taken
 };
 

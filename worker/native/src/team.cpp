@@ -62,7 +62,8 @@ Team::Team(int num_threads, std::vector<int> cpus)
       cpus_(checked_cpus(std::move(cpus), num_threads)),
       threads_(std::make_unique<std::vector<std::thread>>()),
       seen_on_(std::make_unique<std::atomic<int>[]>(
-          static_cast<size_t>(std::clamp(num_threads, 1, int{kMaxThreads})))) {
+          static_cast<size_t>(std::clamp(num_threads, 1, int{kMaxThreads})))),
+      met_(std::make_unique<Met[]>(static_cast<size_t>(std::clamp(num_threads, 1, int{kMaxThreads})))) {
   if (num_threads < 1 || num_threads > kMaxThreads) {
     throw std::invalid_argument("num_threads: " + std::to_string(num_threads) + ", must be 1 to " +
                                 std::to_string(kMaxThreads));

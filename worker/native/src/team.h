@@ -74,6 +74,26 @@ class Team {
     meet(std::forward<Serial>(serial), [] { return false; });
   }
 
+  // As meet() with nothing to do in between, for a team of few threads: each tells of itself and looks for
+  // the others, so that who comes last waits neither for its own writes nor to be counted.
+  template <typename Idle>
+  void meet_all(int thread, Idle&& idle) {
+    std::atomic<uint32_t>& own = met_[static_cast<size_t>(thread)].times;
+    const uint32_t before = own.load(std::memory_order_relaxed);
+    own.store(before + 1, std::memory_order_release);
+    own.notify_all();
+    bool is_idle = true;
+    for (int step = 1; step < size_; ++step) {
+      const int other = thread + step < size_ ? thread + step : thread + step - size_;
+      // Another thread is at most one meeting ahead: for the next it needs this one.
+      const std::atomic<uint32_t>& times = met_[static_cast<size_t>(other)].times;
+      while (times.load(std::memory_order_acquire) == before) {
+        if (is_idle && (is_idle = idle())) continue;
+        wait_while(times, before, this);
+      }
+    }
+  }
+
   static constexpr int kMaxThreads = 256;
 
  private:
@@ -100,6 +120,12 @@ class Team {
   // Where each thread was last seen. A system keeps two threads on one CPU for seconds where both of them are
   // always ready to run, whatever the other CPUs do.
   std::unique_ptr<std::atomic<int>[]> seen_on_;
+
+  // How often each thread has been at meet_all().
+  struct alignas(64) Met {
+    std::atomic<uint32_t> times{0};
+  };
+  std::unique_ptr<Met[]> met_;
 
   // Written by the caller before it raises `runs_`; a null body ends a thread.
   Body body_ = nullptr;

@@ -2,11 +2,8 @@
 // data back into a cache that a launch has just swept.
 #pragma once
 
-#include <cstdint>
-
-#if !defined(__x86_64__) && !defined(__aarch64__)
 #include <chrono>
-#endif
+#include <cstdint>
 
 namespace pagecast {
 
@@ -21,5 +18,29 @@ inline int64_t ticks() {
   return std::chrono::steady_clock::now().time_since_epoch().count();
 #endif
 }
+
+// How long a tick lasts, by the clock. That is looked at until enough of them have passed to know.
+class TickLength {
+ public:
+  // In ns, over the time since this was made.
+  double ns() {
+    if (!is_known_) {
+      const int64_t passed = ticks() - first_tick_;
+      const std::chrono::duration<double, std::nano> time = Clock::now() - start_;
+      if (passed > 0) ns_ = time.count() / static_cast<double>(passed);
+      is_known_ = time > kEnough;
+    }
+    return ns_;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kEnough{100};
+
+  int64_t first_tick_ = ticks();
+  Clock::time_point start_ = Clock::now();
+  double ns_ = 0.0;
+  bool is_known_ = false;
+};
 
 }  // namespace pagecast

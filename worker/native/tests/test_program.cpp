@@ -3,6 +3,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "../src/sampler.h"
 #include "check.h"
 #include "program_case.h"
 #include "sets.h"
@@ -135,10 +136,112 @@ void test_programs_share_a_team() {
   CHECK(refused, "a closed team ran a program");
 }
 
+// Rows of logits that a launch writes and a sampler draws from.
+struct Draws {
+  Draws(Team& team, int64_t num_rows, int64_t vocab)
+      : rows(num_rows), width(vocab), program(team, 16, 8, nullptr) {
+    const auto part = [&](int64_t i) {
+      return View{arena.data(), 3 * 8 * stride, i * 8 * stride, stride, width, Extent::kLogits};
+    };
+    for (int64_t row = 0; row < 8; ++row) x(row, row * 11 % vocab) = 3.0f;
+    program.add(part(0), part(1), part(2));
+  }
+  float& x(int64_t row, int64_t id) { return arena[static_cast<size_t>(row * stride + id)]; }
+  Sizes live() const { return {1, 1, rows}; }
+  SamplerMemory memory() {
+    return {arena.data() + 16 * stride, stride, 8, width, words.data(), ids.data(), logprobs.data()};
+  }
+  bool ran() const { return arena[static_cast<size_t>(16 * stride)] == 4.0f; }
+
+  int64_t rows, width, stride = round_up(width);
+  std::vector<float> arena = std::vector<float>(static_cast<size_t>(3 * 8 * stride), 1.0f);
+  std::vector<DrawWords> words = std::vector<DrawWords>(8, greedy());
+  std::vector<int32_t> ids = std::vector<int32_t>(8, -9);
+  std::vector<float> logprobs = std::vector<float>(8);
+  Program program;
+
+  static DrawWords greedy() {
+    DrawWords draw{};
+    draw.flags = kDraws | kGreedy;
+    draw.temperature = 1.0f;
+    draw.top_p = 1.0;
+    draw.repetition = 1.0;
+    return draw;
+  }
+};
+
+void test_a_run_draws() {
+  for (const int num_threads : {1, 2, 3, 8}) {
+    Team team(num_threads);
+    // Draws by one thread behind a small launch and behind a shared one; draws that are shared.
+    for (const auto& [rows, vocab] : {std::pair<int64_t, int64_t>{2, 50}, {1, 40'000}, {8, 9'000}, {0, 50}}) {
+      Draws step(team, rows, vocab);
+      Sampler sampler(team, step.memory(), nullptr);
+      for (int run = 0; run < 3; ++run) {
+        step.ids.assign(8, -9);
+        const Program::Times times = step.program.run_and_draw(step.live(), sampler, rows, nullptr, 0);
+        CHECK(rows == 0 || (times.kernel_ns > 0 && times.draw_ns > 0), "%lld and %lld ns",
+              static_cast<long long>(times.kernel_ns), static_cast<long long>(times.draw_ns));
+        for (int64_t row = 0; row < 8; ++row) {
+          const int64_t expected = row < rows ? row * 11 % vocab : -9;
+          CHECK(step.ids[static_cast<size_t>(row)] == expected, "%d threads, row %d of %d: %d", num_threads,
+                static_cast<int>(row), static_cast<int>(rows), step.ids[static_cast<size_t>(row)]);
+        }
+      }
+      step.program.run(step.live());  // draws nothing, whatever was drawn before
+    }
+  }
+}
+
+void test_what_can_not_be_drawn_does_not_run() {
+  Team team(2), other(2);
+  Draws step(team, 8, 9'000);
+  Sampler sampler(team, step.memory(), nullptr), stranger(other, step.memory(), nullptr);
+  const auto refused = [&](Sampler& by, int64_t num_draws, const Sizes& live) {
+    try {
+      step.program.run_and_draw(live, by, num_draws, nullptr, 0);
+    } catch (const std::invalid_argument&) {
+      return true;
+    }
+    return false;
+  };
+  CHECK(refused(stranger, 8, step.live()), "a sampler of another team");
+  CHECK(refused(sampler, 9, step.live()), "more rows than there are");
+  CHECK(refused(sampler, 8, {1, 1, 9}), "sizes beyond the capacity");
+  step.words[7].position = -1;
+  CHECK(refused(sampler, 8, step.live()), "words that can't be");
+  CHECK(!step.ran() && step.ids[0] == -9, "something ran");
+  step.words[7].position = 0;
+  CHECK(!refused(sampler, 8, step.live()) && step.ran() && step.ids[7] == 77, "id %d", step.ids[7]);
+}
+
+// What is kept of the last run must not outlive a change of the list or of a row's context.
+void test_runs_of_the_same_sizes() {
+  Step step(3, nullptr);
+  for (const int context : {20, 60, 64, 17, 20}) {
+    step.bind({1, 1}, {context, 17});
+    step.run();
+    Step alone(1, nullptr);
+    alone.pool = step.pool;
+    alone.bind({1, 1}, {context, 17});
+    alone.run();
+    CHECK(step.read(step.logits).same(alone.read(alone.logits)), "context %d", context);
+  }
+  const size_t before = step.program.num_launches();
+  step.program.add(step.x, step.projected, step.next(kHidden));
+  step.run();
+  CHECK(step.program.num_launches() == before + 1 && step.program.launch_ns().size() == before + 1, "%zu",
+        step.program.launch_ns().size());
+  CHECK(step.program.launch_ns().back() > 0, "what was added did not run");
+}
+
 }  // namespace
 
 int main() {
   test_every_launch();
+  test_a_run_draws();
+  test_what_can_not_be_drawn_does_not_run();
+  test_runs_of_the_same_sizes();
   test_times();
   test_programs_share_a_team();
   return report();

@@ -57,6 +57,40 @@ void test_every_thread_meets() {
   }
 }
 
+// As count_steps, by meetings that nothing is done at.
+void count_together(void* context, int thread) {
+  Count& count = *static_cast<Count*>(context);
+  const int meetings = count.num_meetings, first = count.steps[static_cast<size_t>(thread)];
+  for (int meeting = 1; meeting <= meetings; ++meeting) {
+    ++count.steps[static_cast<size_t>(thread)];
+    count.team->meet_all(thread, [] { return false; });
+    int uneven = 0;
+    for (const int steps : count.steps) uneven += steps != first + meeting;
+    // One after the other, by the meetings.
+    for (size_t turn = 0; turn < count.steps.size(); ++turn) {
+      if (turn == static_cast<size_t>(thread)) count.uneven += uneven;
+      int looks = 3;
+      count.team->meet_all(thread, [&] { return --looks > 0; });
+    }
+  }
+  count.team->meet([] {});
+}
+
+void test_every_thread_meets_all() {
+  for (int num_threads = 1; num_threads <= 6; ++num_threads) {
+    Team team(num_threads);
+    Count count{&team, 4, std::vector<int>(static_cast<size_t>(num_threads), 0)};
+    for (int run = 1; run <= 60 / num_threads; ++run) {
+      Team::Lease lease(team);
+      lease.run(count_together, &count);
+      if (run % 20 == 7) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      for (const int steps : count.steps)
+        CHECK(steps == 4 * run, "%d steps after run %d of %d threads", steps, run, num_threads);
+    }
+    CHECK(count.uneven == 0, "%d times a thread was not there, %d threads", count.uneven, num_threads);
+  }
+}
+
 void test_hand_over_under_load() {
   std::atomic<bool> stop{false};
   std::vector<std::thread> load;
@@ -237,6 +271,7 @@ void test_a_forked_process_has_no_threads() {
 
 int main() {
   test_every_thread_meets();
+  test_every_thread_meets_all();
   test_hand_over_under_load();
   test_context_is_free_after_a_run();
   test_idle_threads_sleep();

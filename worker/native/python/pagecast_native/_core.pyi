@@ -288,6 +288,34 @@ class Program:
             RuntimeError: The team is closed or at work, or its threads are another process's.
         """
 
+    def run_and_draw(
+        self,
+        num_tokens: int,
+        num_rows: int,
+        num_logits: int,
+        sampler: Sampler,
+        num_draws: int,
+        entries: _Array | None = None,
+    ) -> tuple[int, int, list[int]]:
+        """As `run`, and then as `Sampler.draw`, in one go: threads go on from the launches to the draws.
+
+        Args:
+            num_tokens: As of `run`, like the next two.
+            num_rows: Live rows.
+            num_logits: Live rows of logits.
+            sampler: Of the same team.
+            num_draws: As `num_rows` of `Sampler.draw`.
+            entries: As of `Sampler.draw`.
+
+        Returns:
+            Time in launches' bodies, and time in draws, in ns, each as its longest thread took it; the
+            sampler's ids of the draws.
+
+        Raises:
+            ValueError: As `run` and `Sampler.draw`, or the sampler is of another team; nothing has run then.
+            RuntimeError: As `run`.
+        """
+
     @property
     def num_launches(self) -> int:
         """One for each launch method that was called."""
