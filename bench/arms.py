@@ -33,7 +33,7 @@ class Step:
 
     @property
     def outside_share(self) -> float:
-        """Part of the runner's time that no kernel's body ran, of which a draw is one."""
+        """Part of the runner's time that was neither in a kernel's body nor in a draw."""
         return 1.0 - (self.result.kernel_ns + self.sampling_ns) / self.wall_ns
 
 

@@ -36,7 +36,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         check_generate(request)
         if request.HasField("request_id"):
             return self._replay(request, context)
-        # Not from within a generator: every token would pass it.
+        # No generator of its own: every token would pass through it.
         return self._start(request, context).watch(partial(departure, context))
 
     def AttachGeneration(

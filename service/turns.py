@@ -180,7 +180,7 @@ class Turn:
                     self._link.spawn(self._link.attempt(self._cancel_in_worker()))
 
     def _take_on_the_way(self, event: worker_pb2.GenerationEvent) -> bool:
-        """Take an event that is not the last, and say whether it was none."""
+        """Take an event unless it is the turn's last; returns whether it was taken."""
         kind = event.WhichOneof("event")
         if kind == "chunk":  # nearly always, and for every token: where it will lie, in one copy
             response = generation_pb2.GenerateResponse()
@@ -286,8 +286,6 @@ def _response(event: worker_pb2.GenerationEvent) -> generation_pb2.GenerateRespo
     match event.WhichOneof("event"):
         case "started":
             return generation_pb2.GenerateResponse(started=event.started)
-        case "chunk":
-            return generation_pb2.GenerateResponse(chunk=event.chunk)
         case "finished":
             return generation_pb2.GenerateResponse(finished=event.finished)
         case "failed":

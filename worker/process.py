@@ -204,10 +204,10 @@ def _describe(config: WorkerConfig, loaded: Loaded) -> model_pb2.Model:
 def _log_tokens(log: Log, events: Sequence[TokenDrawn]) -> None:
     """The token events of a step in the log; names and units are part of the public API."""
     if log.is_enabled_for(logging.INFO):
-        log.info_all("token", [_told(event) for event in events])
+        log.info_all("token", [_token_values(event) for event in events])
 
 
-def _told(event: TokenDrawn) -> dict[str, Any]:
+def _token_values(event: TokenDrawn) -> dict[str, Any]:
     result = event.result
     return {
         "session_id": event.session_id,

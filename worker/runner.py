@@ -202,7 +202,6 @@ class Runner:
         """
         rows, plan = batch.rows, self._mode_of(batch.rows)
         if self._device is None:
-            # Drawn at once: the logits are the plan's own memory, good until the next run.
             return self._host.draw_paged_step_persistent(rows, plan, self._model, self._kv, draws)
         num_logits = sum(row.wants_logits for row in rows)
         if len(draws) != num_logits:

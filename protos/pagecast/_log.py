@@ -30,7 +30,7 @@ class Log(FilteringBoundLogger, Protocol):
     def info_all(self, event: str, each: Sequence[Mapping[str, Any]]) -> None:
         """Write an event of level info for each of these values, all of one time, as one piece of work.
 
-        Who has many finds `is_enabled_for` cheaper than to make values for nobody.
+        Ask `is_enabled_for` first where making the values costs.
         """
         ...
 
@@ -149,10 +149,10 @@ def open_log(writer: LogWriter, level: LogLevel) -> Log:
 
 
 class _Together(structlog.BoundLoggerBase):
-    """What a logger of structlog lacks."""
+    """`info_all` for a logger of structlog; it passes by its processors."""
 
     def info_all(self, event: str, each: Sequence[Mapping[str, Any]]) -> None:
-        if self.is_enabled_for(logging.INFO):  # type: ignore[attr-defined]
+        if each and self.is_enabled_for(logging.INFO):  # type: ignore[attr-defined]
             last = {"event": event, "ts": _now()}
             self._logger.info(*[_rendered({**self._context, **values, **last}) for values in each])
 

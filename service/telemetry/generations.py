@@ -30,12 +30,10 @@ class GenerationRecord:
         self._num_tokens = 0
 
     def observe(self, response: generation_pb2.GenerateResponse) -> None:
-        """Note one response on its way to the client."""
+        """Note one response on its way to the client that is no chunk."""
         match response.WhichOneof("event"):
             case "started":
                 self._told = response.started
-            case "chunk":
-                self.observe_chunk(response.chunk)
             case "finished":
                 self._finished = response.finished
 

@@ -11,7 +11,7 @@ from worker.batch import Row, TokenClass
 from worker.kv.storage import KvStorage
 from worker.model.llama import LlamaModel
 from worker.plan.buffers import Binding, StepBuffers
-from worker.plan.executor import Executor, Kernels, RunAndDraws
+from worker.plan.executor import DrawnRun, Executor, Kernels
 from worker.plan.graph import trace
 from worker.plan.host_draws import OutputOnHost
 from worker.plan.lower import lower
@@ -206,7 +206,7 @@ class PagedDecodeSession:
         bound = self._take_bound()
         return self._executor.run(bound.num_tokens, bound.num_rows, bound.num_logits)
 
-    def run_and_draw(self) -> RunAndDraws:
+    def run_and_draw(self) -> DrawnRun:
         """As `run`, and draws what was prepared for that binding, from the logits where they lie.
 
         Raises:

@@ -26,14 +26,14 @@ class KernelsUnsuitable(ValueError):
     """The kernels do not suit the sizes or the memory of a model and its pool; the message names which."""
 
 
-RunAndDraws = tuple[int, int, list[Drawn | None]]
+DrawnRun = tuple[int, int, list[Drawn | None]]
 """Of a run and the draws behind it: the time inside kernels, as `Executor.run` returns it; the time to draw,
 in native code as the thread took it that took longest; and one per draw, in their order, None where no token
 can be told: a logit is NaN or infinite, or all ids are banned."""
 
 
 class TokenDraws(Protocol):
-    """Draws a step's tokens from the logits of a program's output, where they lie in host memory."""
+    """Runs a program and draws a step's tokens from its output, where that lies in host memory."""
 
     def prepare(self, places: Sequence[int], draws: Sequence[Draw]) -> int:
         """Takes what the next run's tokens are drawn by, before that run.
@@ -49,7 +49,7 @@ class TokenDraws(Protocol):
             ValueError: Draws are not as many, or penalties depend on a token that is not known yet.
         """
 
-    def run_and_draw(self, num_tokens: int, num_rows: int, num_logits: int) -> RunAndDraws:
+    def run_and_draw(self, num_tokens: int, num_rows: int, num_logits: int) -> DrawnRun:
         """Runs the program as `Executor.run` does, and draws what was prepared last."""
 
 
@@ -68,10 +68,7 @@ class Executor(Protocol):
         """
 
     def token_draws(self, *, vocab_size: int) -> TokenDraws:
-        """What draws from the output where that is in host memory; ids from `vocab_size` on are never drawn.
-
-        A run of its own, see `TokenDraws.run_and_draw`, is one of this executor.
-        """
+        """What runs this program and draws from its output; ids from `vocab_size` on are never drawn."""
 
 
 class Kernels(Protocol):

@@ -1,4 +1,4 @@
-"""Draws of a step by `worker.sampling`, from rows of logits in host memory. Knows no kernels."""
+"""Runs and draws of a step by `worker.sampling`, from rows of logits in host memory."""
 
 from collections.abc import Sequence
 from time import monotonic_ns
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker.batch import Drawn
-from worker.plan.executor import Executor, RunAndDraws
+from worker.plan.executor import DrawnRun, Executor
 from worker.sampling import Draw, draw_tokens
 
 
@@ -33,7 +33,7 @@ class HostDraws:
         return 0
 
     def draw(self) -> list[Drawn | None]:
-        """Draws what was prepared from the rows as they are; as `RunAndDraws` has them."""
+        """Draws what was prepared from the rows as they are; as `DrawnRun` has them."""
         places, draws = self._prepared
         return draw_tokens([self._rows[place] for place in places], draws, vocab_size=self._vocab_size)
 
@@ -50,7 +50,7 @@ class RunAndHostDraws(HostDraws):
         super().__init__(tuple(row.numpy() for row in executor.output), vocab_size=vocab_size)
         self._executor = executor
 
-    def run_and_draw(self, num_tokens: int, num_rows: int, num_logits: int) -> RunAndDraws:
+    def run_and_draw(self, num_tokens: int, num_rows: int, num_logits: int) -> DrawnRun:
         """See `TokenDraws`."""
         kernel_ns = self._executor.run(num_tokens, num_rows, num_logits)
         start_ns = monotonic_ns()
@@ -78,7 +78,7 @@ class OutputOnHost:
         self.output[:num_logits].copy_(self._executor.output[:num_logits])
         return kernel_ns
 
-    def token_draws(self, *, vocab_size: int) -> "RunAndHostDraws":
+    def token_draws(self, *, vocab_size: int) -> RunAndHostDraws:
         """See `Executor`."""
         return RunAndHostDraws(self, vocab_size=vocab_size)
 

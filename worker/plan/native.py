@@ -13,7 +13,7 @@ from worker.model.config import LlamaConfig
 from worker.model.weights.store import Activations, WeightStore
 from worker.plan.executor import KernelsUnsuitable
 from worker.plan.graph import StepInputs
-from worker.plan.native_draws import RunAndNativeDraws
+from worker.plan.native_draws import NativeDraws
 from worker.plan.program import Constant, Input, KvLayer, Launch, Program, Value
 
 _PACKED = {"embedding": 0, "linear": 1, "linear_swiglu": 1}
@@ -126,9 +126,9 @@ class NativeExecutor:
         """
         return self._program.run(num_tokens, num_rows, num_logits)
 
-    def token_draws(self, *, vocab_size: int) -> RunAndNativeDraws:
+    def token_draws(self, *, vocab_size: int) -> NativeDraws:
         """Draws in native code, by the threads that run the program and in the same call."""
-        return RunAndNativeDraws(
+        return NativeDraws(
             self._team,
             self._program,
             self.output.numpy(),

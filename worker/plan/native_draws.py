@@ -1,4 +1,4 @@
-"""Draws of a step in native code, from the logits where they lie. Knows words and memory, no model."""
+"""Native programs that run and draw, from the logits where they lie. Knows words and memory, no model."""
 
 from collections.abc import Sequence
 from time import monotonic_ns
@@ -10,7 +10,7 @@ import pagecast_native
 from worker.batch import Drawn
 from worker.kernels.draw_words import DRAW_WORDS, ENTRY_WORDS, POSITION
 from worker.plan.draw_params import Words, most_entries, write_words
-from worker.plan.executor import RunAndDraws
+from worker.plan.executor import DrawnRun
 from worker.plan.host_draws import HostDraws, check_as_many
 from worker.plan.log_entries import LogEntries
 from worker.sampling import Draw
@@ -21,23 +21,33 @@ _new = tuple.__new__
 
 
 class NativeDraws:
-    """Draws with a `pagecast_native.Sampler`; rows that want the likeliest tokens told are drawn by the host.
+    """Runs a program and draws with a `pagecast_native.Sampler`, in one call.
+
+    Rows that want the likeliest tokens told are drawn by the host.
 
     A row's words stay from step to step: while its session draws by the same parameters, and by nothing that
     its log changes, a step writes its position alone; entries of penalties follow the log. Which of the two
     draws a row depends on its own request.
 
     Args:
-        team: Threads that share the rows.
-        output: Where a run leaves its logits, [rows, vocab] float32, rows side by side or further apart. A
+        team: The program's threads, which share the rows.
+        program: What runs.
+        output: Where it leaves its logits, [rows, vocab] float32, rows side by side or further apart. A
             draw changes those of penalties, bias and bans, and puts them back.
         vocab_size: Ids from here on are padding, and never drawn.
         kernel_set: One of `pagecast_native.kernel_sets()`; None: the machine's best.
     """
 
     def __init__(
-        self, team: pagecast_native.Team, output: _Rows, *, vocab_size: int, kernel_set: str | None = None
+        self,
+        team: pagecast_native.Team,
+        program: pagecast_native.Program,
+        output: _Rows,
+        *,
+        vocab_size: int,
+        kernel_set: str | None = None,
     ) -> None:
+        self._program = program
         num_rows = len(output)
         self._words = np.zeros((num_rows, DRAW_WORDS), np.int32)
         self._flat = self._words.reshape(-1).data
@@ -79,11 +89,17 @@ class NativeDraws:
         self._places, self._draws = places, draws
         return num_bytes
 
-    def draw(self) -> list[Drawn | None]:
-        """Draws what was prepared from the rows as they are; as `RunAndDraws` has them."""
+    def run_and_draw(self, num_tokens: int, num_rows: int, num_logits: int) -> DrawnRun:
+        """See `TokenDraws`."""
         entries = self._entries[: self._num_entries] if self._num_entries else None
-        self._sampler.draw(len(self._places), entries)
-        return self._found(self._ids[: len(self._places)].tolist())
+        kernel_ns, draw_ns, ids = self._program.run_and_draw(
+            num_tokens, num_rows, num_logits, self._sampler, len(self._places), entries
+        )
+        if not self._on_host:
+            return kernel_ns, draw_ns, self._found(ids)
+        start_ns = monotonic_ns()
+        drawn = self._found(ids)
+        return kernel_ns, draw_ns + monotonic_ns() - start_ns, drawn
 
     def _found(self, ids: list[int]) -> list[Drawn | None]:
         """What native code drew, by place, and the host's draws."""
@@ -133,39 +149,3 @@ class NativeDraws:
         self._host.prepare([self._places[index] for index in rows], [self._draws[index] for index in rows])
         for index, found in zip(rows, self._host.draw(), strict=True):
             drawn[index] = found
-
-
-class RunAndNativeDraws(NativeDraws):
-    """Runs a program and draws from its output in one native call.
-
-    Args:
-        team: Threads of the program.
-        program: What runs.
-        output: As of `NativeDraws`, the program's.
-        vocab_size: As of `NativeDraws`.
-        kernel_set: As of `NativeDraws`.
-    """
-
-    def __init__(
-        self,
-        team: pagecast_native.Team,
-        program: pagecast_native.Program,
-        output: _Rows,
-        *,
-        vocab_size: int,
-        kernel_set: str | None = None,
-    ) -> None:
-        super().__init__(team, output, vocab_size=vocab_size, kernel_set=kernel_set)
-        self._program = program
-
-    def run_and_draw(self, num_tokens: int, num_rows: int, num_logits: int) -> RunAndDraws:
-        """See `TokenDraws`."""
-        entries = self._entries[: self._num_entries] if self._num_entries else None
-        kernel_ns, draw_ns, ids = self._program.run_and_draw(
-            num_tokens, num_rows, num_logits, self._sampler, len(self._places), entries
-        )
-        if not self._on_host:
-            return kernel_ns, draw_ns, self._found(ids)
-        start_ns = monotonic_ns()
-        drawn = self._found(ids)
-        return kernel_ns, draw_ns + monotonic_ns() - start_ns, drawn

@@ -14,7 +14,7 @@ def test_times_of_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     record = GenerationRecord("ses", "gen")
     for index in range(3):
         chunk = generation_pb2.TokenChunk(tokens=[generation_pb2.Token(id=index)])
-        record.observe(generation_pb2.GenerateResponse(chunk=chunk))
+        record.observe_chunk(chunk)
     finished = generation_pb2.GenerationFinished(
         finish_reason=generation_pb2.FINISH_REASON_MAX_TOKENS,
         usage=generation_pb2.Usage(input_tokens=5, cached_tokens=4),

@@ -1,4 +1,4 @@
-// What a launch does, as one call and the memory that it closes over. Knows neither.
+// What a launch does, as one call and the memory that it closes over. Knows neither launches nor kernels.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ struct Share {
   int thread;
 };
 
-// A function of a Share whose memory can be asked for before the call, which std::function's can't: a launch
-// finds caches that the one before has swept.
+// A function of a Share whose own bytes can be asked for before the call, which std::function's can't: a
+// launch finds caches that the one before has swept.
 class Body {
  public:
   Body() = default;
@@ -40,9 +40,11 @@ class Body {
     uint32_t state_bytes;
 
     void operator()(const Share& share) const { call(state, share); }
+    // Its own bytes; not what it points to.
     void fetch() const {
-      for (uint32_t offset = 0; offset < state_bytes; offset += 64)
-        __builtin_prefetch(static_cast<const std::byte*>(state) + offset);
+      const auto* first = static_cast<const std::byte*>(state);
+      for (uint32_t offset = 0; offset < state_bytes; offset += 64) __builtin_prefetch(first + offset);
+      if (state_bytes != 0) __builtin_prefetch(first + state_bytes - 1);
     }
   };
   Reference reference() const { return {call_, state_.get(), state_bytes_}; }

@@ -26,7 +26,7 @@ namespace {
 
 // Tiles are there for a process that has asked the system for them: its threads' signal stacks must hold
 // them, too. Where it can't be asked it hasn't them.
-bool has_tiles() {
+bool get_tiles() {
 #if defined(__linux__)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -39,7 +39,7 @@ bool has_tiles() {
   constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (!runs_avx512vnni() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
-  static const bool has = (edx & kTile) != 0 && (edx & kInt8) != 0 && has_tiles();
+  static const bool has = (edx & kTile) != 0 && (edx & kInt8) != 0 && get_tiles();
   return has;
 }
 

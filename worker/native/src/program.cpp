@@ -15,9 +15,6 @@ namespace {
 // Below this, meeting once more costs what a second thread saves: about 2 us of work.
 constexpr int64_t kSerialCost = 16384;
 
-// Of a larger team's threads each would look for too many others.
-constexpr int kMostLooks = 4;
-
 // An eighth of the core's own cache: the rest is for what the launch at hand works on.
 int64_t ahead_bytes() {
   constexpr int64_t kLeast = 32 * 1024, kMost = 256 * 1024;
@@ -120,6 +117,7 @@ void Program::run(Team::Lease& lease, const Sizes& live, Sampler* sampler) {
     lease.run([](void* program, int thread) { static_cast<Program*>(program)->work(thread); }, this);
   else if (sampler != nullptr)
     sampler->draw_all(0);
+  sampler_ = nullptr;
   ns_per_tick_ = tick_length_.ns();
 }
 
@@ -200,7 +198,7 @@ void Program::work(int thread) {
       run_serial(launch + 1, next, thread, idle);
       if (next == none && sampler != nullptr && !shares_draws) sampler->draw_all(thread);
     };
-    if (next == launch + 1 && next != none && team_.size() <= kMostLooks)
+    if (next == launch + 1 && next != none)
       team_.meet_all(thread, idle);
     else
       team_.meet(serial, idle);

@@ -105,7 +105,8 @@ class Program {
   int64_t busy_ns() const;
 
  private:
-  // A launch as the run at hand sees it, on a cache line of its own: all that a thread reads of it.
+  // A launch as the run at hand sees it, on a cache line of its own. What its body closes over and its
+  // weights' streams lie elsewhere: see fetch_next.
   struct alignas(64) Live {
     Body::Reference body;
     std::span<const WeightStream> weights;
@@ -116,6 +117,7 @@ class Program {
     uint32_t next_weights;
     bool is_serial;  // too little to share: whoever is the last to end the launch before it does it all
   };
+  static_assert(sizeof(Live) == 64);
 
   // A launch whose units are another number in each run.
   struct Attending {

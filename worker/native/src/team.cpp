@@ -17,6 +17,11 @@ namespace {
 constexpr std::chrono::microseconds kSpin{50};
 // Longer than what a busy engine does between two steps: to wake a thread whose core sleeps takes 0.2 ms.
 constexpr std::chrono::microseconds kAwake{1000};
+// At a meeting. Who waits this long waits for a thread that has lost its CPU, and may give it its own. It
+// looks by itself now and then, so that nobody has to tell it: whoever did would first wait until its own
+// writes are seen.
+constexpr std::chrono::microseconds kAwakeAtMeeting{150};
+constexpr std::chrono::microseconds kNap{50};
 // Before the clock is looked at: most waits end sooner, and what it reads is cold.
 constexpr int kPausesPerLook = 32;
 
@@ -27,6 +32,9 @@ void pause() {
   asm volatile("yield" ::: "memory");
 #endif
 }
+
+// A number of threads that memory can be had for, whatever was asked.
+size_t clamped(int num_threads) { return static_cast<size_t>(std::clamp(num_threads, 1, Team::kMaxThreads)); }
 
 std::vector<int> checked_cpus(std::vector<int> cpus, int num_threads) {
   if (cpus.empty()) return cpus;
@@ -61,9 +69,8 @@ Team::Team(int num_threads, std::vector<int> cpus)
       owner_(getpid()),
       cpus_(checked_cpus(std::move(cpus), num_threads)),
       threads_(std::make_unique<std::vector<std::thread>>()),
-      seen_on_(std::make_unique<std::atomic<int>[]>(
-          static_cast<size_t>(std::clamp(num_threads, 1, int{kMaxThreads})))),
-      met_(std::make_unique<Met[]>(static_cast<size_t>(std::clamp(num_threads, 1, int{kMaxThreads})))) {
+      seen_on_(std::make_unique<std::atomic<int>[]>(clamped(num_threads))),
+      met_(std::make_unique<Met[]>(clamped(num_threads))) {
   if (num_threads < 1 || num_threads > kMaxThreads) {
     throw std::invalid_argument("num_threads: " + std::to_string(num_threads) + ", must be 1 to " +
                                 std::to_string(kMaxThreads));
@@ -138,10 +145,15 @@ void Team::wait_while(const std::atomic<uint32_t>& value, uint32_t old, Team* te
     if (changes()) return;
   } while (Clock::now() - start < kSpin);
   if (team != nullptr) team->leave_shared_cpu();
+  const auto awake = team != nullptr ? kAwakeAtMeeting : kAwake;
   do {
     if (value.load(std::memory_order_acquire) != old) return;
     std::this_thread::yield();
-  } while (Clock::now() - start < kAwake);
+  } while (Clock::now() - start < awake);
+  if (team != nullptr) {
+    while (value.load(std::memory_order_acquire) == old) std::this_thread::sleep_for(kNap);
+    return;
+  }
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 

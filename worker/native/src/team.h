@@ -61,7 +61,6 @@ class Team {
       arrived_.store(0, std::memory_order_relaxed);
       serial();
       round_.store(round + 1, std::memory_order_release);
-      if (size_ > 1) round_.notify_all();
     } else {
       do {
         if (round_.load(std::memory_order_acquire) != round) return;
@@ -74,14 +73,15 @@ class Team {
     meet(std::forward<Serial>(serial), [] { return false; });
   }
 
-  // As meet() with nothing to do in between, for a team of few threads: each tells of itself and looks for
-  // the others, so that who comes last waits neither for its own writes nor to be counted.
+  // As meet() with nothing to do in between, but not as the end of a body. In a team of few threads each
+  // tells of itself and looks for the others, so that who comes last waits neither for its own writes nor to
+  // be counted.
   template <typename Idle>
   void meet_all(int thread, Idle&& idle) {
+    if (size_ > kMostThreadsThatLook) return meet([] {}, std::forward<Idle>(idle));
     std::atomic<uint32_t>& own = met_[static_cast<size_t>(thread)].times;
     const uint32_t before = own.load(std::memory_order_relaxed);
     own.store(before + 1, std::memory_order_release);
-    own.notify_all();
     bool is_idle = true;
     for (int step = 1; step < size_; ++step) {
       const int other = thread + step < size_ ? thread + step : thread + step - size_;
@@ -97,8 +97,12 @@ class Team {
   static constexpr int kMaxThreads = 256;
 
  private:
-  // Returns once `value` is no longer `old`: spins, then yields, then sleeps. Who has spun in vain at a
-  // meeting of `team` moves to another CPU if it shares its own with one that it waits for.
+  // Beyond it each would look for too many others.
+  static constexpr int kMostThreadsThatLook = 4;
+
+  // Returns once `value` is no longer `old`: spins, then yields, then sleeps until it is told, or, at a
+  // meeting of `team`, looks again now and then. Who has spun in vain there moves to another CPU if it shares
+  // its own with one that it waits for.
   static void wait_while(const std::atomic<uint32_t>& value, uint32_t old, Team* team = nullptr);
   // Of the calling thread, as thread `thread` of the run at hand.
   void note_cpu(int thread);

@@ -3,6 +3,10 @@
 #include <string>
 #include <string_view>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "../src/dispatch.h"
 #include "../src/int8.h"
 #include "check.h"
@@ -37,6 +41,9 @@ void test_a_machine_with_vnni_runs_the_set_without() {
   CHECK(!runs("avx2vnni") || runs("avx2"), "avx2");
 #if defined(__x86_64__)
   CHECK(runs("avx512vnni") == (runs("avx512") && __builtin_cpu_supports("avx512vnni") != 0), "avx512vnni");
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool has_amx = __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & (3u << 24)) == 3u << 24;
+  CHECK(!runs("avx512amx") || has_amx, "avx512amx");
   CHECK(!runs("neon"), "neon");
 #endif
 }

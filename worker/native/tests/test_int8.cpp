@@ -139,6 +139,10 @@ void test_products(const Kernels& set) {
                        Matrix::random(outputs == 17 ? kMostRows : 9, columns, kSeed, 30.0f));
     check_products(set, QuantisedWeight(format, 8, 96, 1536, kSeed), Matrix::random(6, 1536, kSeed));
     check_products(set, QuantisedWeight(format, 8, 32, 32, kSeed), Matrix::random(131, 32, kSeed));
+    // Gates in pairs of panels and one left over; more rows than a block of tiles has, and some left over.
+    for (const int offset : {0, 8})
+      check_products(set, QuantisedWeight(format, offset, 160, 96, kSeed), Matrix::random(41, 96, kSeed));
+    check_products(set, QuantisedWeight(format, 8, 96, 32, kSeed), Matrix::random(147, 32, kSeed));
     // Three chunks of groups, and more tiles of rows than read a panel as it is packed.
     check_products(set, QuantisedWeight(format, 8, 64, 1600, kSeed), Matrix::random(17, 1600, kSeed));
   }
@@ -159,7 +163,7 @@ void test_extremes(const Kernels& set) {
 void test_a_bad_row_stays_alone(const Kernels& set) {
   for (const Format format : kQuantised) {
     const QuantisedWeight w(format, 8, 64, 96, 6);
-    for (const int rows : {3, 9})
+    for (const int rows : {3, 9, 13, 20})
       for (const float bad : {kNaN, kInf})
         for (int64_t at = 0; at < rows; ++at) {
           Matrix x = Matrix::random(rows, 96, 7);
@@ -180,18 +184,18 @@ void test_a_bad_row_stays_alone(const Kernels& set) {
 
 void test_products_write_their_panels_only(const Kernels& set) {
   for (const Format format : kQuantised)
-    for (const int rows : {2, 7}) {
-      const QuantisedWeight w(format, 8, 96, 32, 8);
-      Matrix x = Matrix::random(rows, 32, 9), out(rows + 1, 96), swiglu(rows + 1, 48);
+    for (const int rows : {2, 7, 16, 18}) {
+      const QuantisedWeight w(format, 8, 128, 32, 8);
+      Matrix x = Matrix::random(rows, 32, 9), out(rows + 1, 128), swiglu(rows + 1, 64);
       const Quantised x8 = quantise(set, x, 8);
       set.int8->linear[name(format)](x8.rows, rows, w.panels(), 1, 3, out.rows());
-      set.int8->linear_swiglu[name(format)](x8.rows, rows, w.panels(), 1, 2, swiglu.rows());
+      set.int8->linear_swiglu[name(format)](x8.rows, rows, w.panels(), 1, 3, swiglu.rows());
       for (int64_t t = 0; t < rows; ++t) {
         for (int64_t n = 0; n < out.stride; ++n)
           CHECK(std::isnan(out.at(t, n)) == (n < 16 || n >= 48), "%s at %ld, %ld", set.name, long{t},
                 long{n});
         for (int64_t n = 0; n < swiglu.stride; ++n)
-          CHECK(std::isnan(swiglu.at(t, n)) == (n < 16 || n >= 32), "%s at %ld, %ld", set.name, long{t},
+          CHECK(std::isnan(swiglu.at(t, n)) == (n < 16 || n >= 48), "%s at %ld, %ld", set.name, long{t},
                 long{n});
       }
       CHECK(out.untouched(rows) && swiglu.untouched(rows), "%s wrote a row too many", set.name);

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <ctime>
 #include <memory>
 #include <stdexcept>
 #include <string>

@@ -15,7 +15,6 @@ namespace {
 
 inline constexpr int kTileRows = 16;
 
-// Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights.
 struct alignas(64) TileShapes {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -25,6 +24,7 @@ struct alignas(64) TileShapes {
 };
 
 // Sums of `num_rows` rows of x with kLanes rows of weights, over 4 * num_words columns. Zeroes all registers.
+// 0 to 3 hold sums, 4 rows of x, 6 and 7 weights; 5 is spare.
 PAGECAST_INLINE void shape_tiles(int num_rows, int num_words) {
   TileShapes shapes;
   for (int tile = 0; tile < 8; ++tile) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../kernels.h"
-#include "amx_linear.inc.h"
+#include "amx_pass.inc.h"
 #include "int8_gates.inc.h"
 
 namespace pagecast::PAGECAST_SET {
@@ -34,7 +34,8 @@ struct Tiles {
   int shaped = 0;
 
   PAGECAST_MEMBER void multiply(const Int8Rows& x, int64_t first_row, int num_rows, const Panels& w,
-                                int64_t panel, int64_t, float* sums, int64_t stride) {
+                                int64_t panel, int64_t /* num_panels: kPanels */, float* sums,
+                                int64_t stride) {
     if (w.offset == 0)
       multiply_two_panels<kFormat, false>(x, first_row, num_rows, w, panel, sums, stride, shaped);
     else
@@ -47,8 +48,8 @@ using Multiply = void (*)(Int8Rows x, int num_rows, const Panels& w, int64_t fir
 // Calls with_tiles(num_rows, last) for the rows and whole pairs of panels that are theirs, and `without` for
 // what is left over.
 template <typename WithTiles>
-PAGECAST_INLINE void share_out(const Int8Rows& x, int num_rows, const Panels& w, int64_t first, int64_t last,
-                               const Rows& out, Multiply without, WithTiles with_tiles) {
+PAGECAST_INLINE void split_left_over(const Int8Rows& x, int num_rows, const Panels& w, int64_t first,
+                                     int64_t last, const Rows& out, Multiply without, WithTiles with_tiles) {
   const int64_t last_pair = last - (last - first) % kPassPanels;
   const int tiled = last_pair == first ? 0 : rows_of_tiles(num_rows);
   if (tiled == 0) return without(x, num_rows, w, first, last, out);
@@ -62,7 +63,7 @@ PAGECAST_INLINE void share_out(const Int8Rows& x, int num_rows, const Panels& w,
 template <Format kFormat>
 void amx_linear(Int8Rows x, int num_rows, const Panels& w, int64_t first, int64_t last, Rows out) {
   const Multiply without = avx512vnni_kernels().int8->linear[static_cast<int>(kFormat)];
-  share_out(x, num_rows, w, first, last, out, without, [&](int tiled, int64_t last_pair) {
+  split_left_over(x, num_rows, w, first, last, out, without, [&](int tiled, int64_t last_pair) {
     Tiles<kFormat> tiles;
     for (int64_t panel = first; panel < last_pair; panel += kPassPanels)
       tiles.multiply(x, 0, tiled, w, panel, kPassPanels, out.row(0) + panel * kLanes, out.stride);
@@ -72,7 +73,7 @@ void amx_linear(Int8Rows x, int num_rows, const Panels& w, int64_t first, int64_
 template <Format kFormat>
 void amx_linear_swiglu(Int8Rows x, int num_rows, const Panels& w, int64_t first, int64_t last, Rows out) {
   const Multiply without = avx512vnni_kernels().int8->linear_swiglu[static_cast<int>(kFormat)];
-  share_out(x, num_rows, w, first, last, out, without, [&](int tiled, int64_t last_pair) {
+  split_left_over(x, num_rows, w, first, last, out, without, [&](int tiled, int64_t last_pair) {
     Tiles<kFormat> tiles;
     multiply_gates(tiles, x, tiled, w, first, last_pair, out);
   });

@@ -42,7 +42,8 @@ struct Piece {
   const std::byte* weights;
   int64_t panel_bytes;  // from a panel's columns to the next one's
   int64_t num_columns;
-  // From weights to the piece that is fetched meanwhile, in bytes, each tile its share; 0: to none.
+  // From weights to the piece that is fetched meanwhile, in bytes, each tile its share; 0: there is
+  // none, and what follows in each panel is fetched (stream_ahead).
   int64_t ahead;
   Rows sums;
   bool is_first;  // sums begin with this piece
@@ -88,7 +89,7 @@ struct Piece {
 };
 
 // x[:num_rows] @ w.T of panels [first, last), kPanelsPerBlock of them at most, to the columns of `sums` from
-// 0 on. Panels up to `end` will be asked for next.
+// 0 on. Panels up to `end` may be fetched ahead.
 template <class Plain>
 void multiply_in_place(Rows x, int num_rows, const Panels& w, int64_t first, int64_t last, int64_t end,
                        Rows sums) {

@@ -72,9 +72,8 @@ template <class Quants, int kRows, int kPanels>
   const float* row[kRows];
   for (int r = 0; r < kRows; ++r) row[r] = call.x.row(call.first_row + r);
   const int64_t bytes = group_bytes(call.w.format), head_size = head_bytes(call.w.format);
-  const int64_t panel_bytes = call.w.num_columns / kGroup * bytes;
   const std::byte* group[kPanels];
-  for (int p = 0; p < kPanels; ++p) group[p] = call.w.data + (call.first_panel + p) * panel_bytes;
+  for (int p = 0; p < kPanels; ++p) group[p] = call.w.panel(call.first_panel + p);
   for (int64_t first = 0; first < call.w.num_columns; first += kGroup) {
     Head head[kPanels];
     for (int half = 0; half < 2; ++half) {

@@ -183,7 +183,7 @@ void multiply_two_panels(const Int8Rows& x, int64_t first_row, int num_rows, con
     const int64_t num_lines = ((last - first) * From::kBytes + 63) / 64;
     int row = 0;
     for (int tile = 0; tile < num_tiles; ++tile) {
-      // As even as can be, the larger ones first: tiles are shaped anew twice at most.
+      // As even as can be, the larger ones first: tiles are shaped anew twice at most in a chunk.
       const int rows = (num_rows - row + num_tiles - tile - 1) / (num_tiles - tile);
       if (rows != shaped) shape_tiles(shaped = rows, kWords / To::kNumHalves);
       run_pass<To, kHasOffset>(
