@@ -26,7 +26,7 @@ REQUIREMENTS = {
 _PROGRAMS = ("llama-bench", "llama-batched-bench", "llama-quantize")
 _LLAMA_WEIGHTS = ("Q4_0", "Q8_0", "F32")
 # What ggml can be built for, by the names of /proc/cpuinfo. Named one by one and not found by the compiler:
-# it would take AMX where a hypervisor announces it and does not save its state.
+# it would take AMX, and llama.cpp's code for it crashed on the machine whose figures docs/performance.md has.
 _GGML_FLAGS = {
     "avx": "AVX",
     "avx2": "AVX2",

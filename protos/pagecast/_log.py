@@ -109,19 +109,22 @@ class LogWriter:
         while (lines := self._lines.get()) is not None:
             self._write(lines)
             untold = self.num_dropped - self._num_dropped_told
-            if untold and self._write((orjson.dumps({"event": "log_lines_dropped", "num_lines": untold}),)):
+            if not untold:
+                continue
+            self._write((orjson.dumps({"event": "log_lines_dropped", "num_lines": untold}),))
+            if self._flush():  # told once it is out, not where it waits for a piece that fails
                 self._num_dropped_told += untold
         self._flush()
 
-    def _write(self, lines: tuple[bytes, ...]) -> bool:
+    def _write(self, lines: tuple[bytes, ...]) -> None:
         """Write lines together with those that wait behind them, as many as go out as one piece."""
-        is_written = True
         for line in lines:
             if self._num_waiting_bytes + len(line) >= _WHOLE_BYTES:
-                is_written = self._flush()
+                self._flush()
             self._waiting.append(line)
             self._num_waiting_bytes += len(line) + 1
-        return self._flush() if self._lines.empty() else is_written
+        if self._lines.empty():
+            self._flush()
 
     def _flush(self) -> bool:
         """Write the lines that wait, in one piece: the stream may be one without a buffer."""

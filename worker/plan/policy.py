@@ -254,7 +254,7 @@ class PlanPolicy(HeldPlans[PagedDecodeSession]):
         self._count(action)
         bound_ns = monotonic_ns()
         kernel_ns, draw_ns, drawn = session.run_and_draw()
-        step_ns = monotonic_ns() - bound_ns - draw_ns
+        step_ns = max(0, monotonic_ns() - bound_ns - draw_ns)  # two clocks
         plan_ns = bound_ns - start_ns
         results = _results(session, action, num_rows, plan_ns, step_ns, kernel_ns, host_bytes)
         return StepDraws(drawn, results, draw_ns, logits)

@@ -262,3 +262,30 @@ def test_whatever_python_writes_is_one_event(way: str) -> None:
     if way.startswith(("a thread", "a finaliser", "a task", "a callback", "the main")):
         assert "boom\nsecond line" in event["exception"]
     assert done.returncode == (1 if way == "the main thread" else 0)
+
+
+def test_lost_lines_are_told_once_the_telling_is_out() -> None:
+    class FailsOnce(io.BytesIO):
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_reached, self.may_go_on, self.num_writes = threading.Event(), threading.Event(), 0
+
+        def write(self, data: Any) -> int:
+            self.num_writes += 1
+            self.is_reached.set()
+            self.may_go_on.wait()
+            if self.num_writes == 2:
+                raise OSError("no space left")
+            return super().write(data)
+
+    stream = FailsOnce()
+    with LogWriter(stream, queue_lines=10) as writer:
+        log = open_log(writer, "info")
+        log.info("first")
+        stream.is_reached.wait()
+        for index in range(100):
+            log.info("later", index=index)
+        stream.may_go_on.set()
+    told = [line["num_lines"] for line in lines_of(stream) if line["event"] == "log_lines_dropped"]
+    assert writer.num_dropped >= 90
+    assert sum(told) == writer.num_dropped

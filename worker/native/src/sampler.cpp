@@ -129,6 +129,9 @@ void Sampler::draw_share(int thread) {
   ticks_[static_cast<size_t>(thread)] = ticks() - start;
 }
 
-int64_t Sampler::longest_ticks() const { return *std::max_element(ticks_.begin(), ticks_.end()); }
+int64_t Sampler::longest_ticks() const {
+  // Counters of two CPUs may disagree.
+  return std::max(int64_t{0}, *std::max_element(ticks_.begin(), ticks_.end()));
+}
 
 }  // namespace pagecast

@@ -28,7 +28,8 @@ class TickLength {
       const int64_t passed = ticks() - first_tick_;
       const std::chrono::duration<double, std::nano> time = Clock::now() - start_;
       if (passed > 0) ns_ = time.count() / static_cast<double>(passed);
-      is_known_ = time > kEnough;
+      // Not where the thread was away between the two clocks.
+      is_known_ = time > kEnough && (ticks() - first_tick_ - passed) * 1000 < passed;
     }
     return ns_;
   }

@@ -23,7 +23,10 @@ MAX_THREADS: Final[int]
 """The most threads of a `Team`, the caller included."""
 
 def kernel_sets() -> list[str]:
-    """Names of the kernel sets that this machine runs, the fastest first: avx512, avx2, neon, baseline."""
+    """Names of the kernel sets that this machine runs, the fastest first.
+
+    avx512amx, avx512vnni, avx512, avx2vnni, avx2, neon, baseline.
+    """
 
 def default_kernel_set() -> str:
     """The first of `kernel_sets()`."""
