@@ -12,6 +12,9 @@
 namespace pagecast {
 namespace {
 
+// Products take pairs of panels at their best.
+constexpr uint8_t kPanelsAtOnce = 2;
+
 // Below this, meeting once more costs what a second thread saves: about 2 us of work.
 constexpr int64_t kSerialCost = 16384;
 
@@ -137,7 +140,7 @@ void Program::prepare(const Sizes& live) {
   for (auto& times : body_ticks_) times.assign(launches_.size(), 0);
   if (first_shared_ == launches_.size()) return;
   for (int thread = 0; thread < team_.size(); ++thread)
-    shares_.lay_out(0, live_[first_shared_].num_units, thread);
+    shares_.lay_out(0, live_[first_shared_].num_units, thread, live_[first_shared_].at_once);
 }
 
 void Program::set_sizes(const Sizes& live) {
@@ -149,10 +152,12 @@ void Program::set_sizes(const Sizes& live) {
     live_[i].body = launch.body.reference();
     live_[i].weights = launch.weights;
     live_[i].num_rows = static_cast<uint32_t>(num_rows);
+    live_[i].at_once = 1;
     if (launch.attention != nullptr) {
       attending_.push_back({i, launch.attention, launch.cost});
     } else {
       const bool by_panels = launch.num_panels != 0 && num_rows != 0;
+      if (by_panels) live_[i].at_once = kPanelsAtOnce;
       set_units(i, by_panels ? launch.num_panels : num_rows, launch.cost * num_rows);
     }
   }
@@ -188,7 +193,7 @@ void Program::work(int thread) {
     const size_t next = live_[launch].next_shared, next_weights = live_[launch].next_weights;
     fetch_next(launch);
     // Long before the meeting, which would wait until others can see it.
-    if (next != none) shares_.lay_out(1 - turn, live_[next].num_units, thread);
+    if (next != none) shares_.lay_out(1 - turn, live_[next].num_units, thread, live_[next].at_once);
     run_shared(launch, turn, thread);
     // Where a launch without weights lies between, what is fetched is fetched at both meetings before.
     if (next_weights != fetched) ahead = weights_ahead(next_weights, thread);
@@ -222,9 +227,9 @@ void Program::fetch_next(size_t launch) const {
 
 WeightsAhead Program::weights_ahead(size_t launch, int thread) const {
   if (launch == launches_.size()) return {};
-  const int64_t num_units = live_[launch].num_units;
-  return {live_[launch].weights, own_begin(num_units, team_.size(), thread),
-          own_begin(num_units, team_.size(), thread + 1), max_ahead_bytes_};
+  const int64_t num_units = live_[launch].num_units, at_once = live_[launch].at_once;
+  return {live_[launch].weights, own_begin(num_units, team_.size(), thread, at_once),
+          own_begin(num_units, team_.size(), thread + 1, at_once), max_ahead_bytes_};
 }
 
 template <typename Idle>
@@ -242,8 +247,9 @@ void Program::run_serial(size_t first, size_t last, int thread, Idle&& idle) {
 void Program::run_shared(size_t launch, int turn, int thread) {
   const int64_t start = ticks();
   const Live& live = live_[launch];
-  shares_.share(turn, thread,
-                [&](int64_t first, int64_t last) { live.body({live.num_rows, first, last, thread}); });
+  shares_.share(
+      turn, thread, [&](int64_t first, int64_t last) { live.body({live.num_rows, first, last, thread}); },
+      live.at_once);
   body_ticks_[static_cast<size_t>(thread)][launch] = ticks() - start;
 }
 

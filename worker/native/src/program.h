@@ -115,7 +115,8 @@ class Program {
     // The first ones behind it that are shared, and shared and read weights; the number of launches: none.
     uint32_t next_shared;
     uint32_t next_weights;
-    bool is_serial;  // too little to share: whoever is the last to end the launch before it does it all
+    bool is_serial;   // too little to share: whoever is the last to end the launch before it does it all
+    uint8_t at_once;  // units that a kernel works on together
   };
   static_assert(sizeof(Live) == 64);
 

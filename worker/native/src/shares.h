@@ -7,13 +7,16 @@
 
 namespace pagecast {
 
-// A thread takes many units at first and few at the end, in multiples of what a kernel works on at once.
-inline constexpr int64_t kUnitsAtOnce = 8;
+// A thread takes many units at first and few at the end, the many in multiples of this.
+inline constexpr int64_t kManyUnits = 8;
 
-// Half of what is left, so that little is under way when the launch ends.
-constexpr int64_t next_share(int64_t left) {
+// Half of what is left, so that little is under way when the launch ends, and a multiple of `at_once`, the
+// units that a kernel works on together, as long as there are as many.
+constexpr int64_t next_share(int64_t left, int64_t at_once = 1) {
   const int64_t half = (left + 1) / 2;
-  return half > kUnitsAtOnce ? half - half % kUnitsAtOnce : half;
+  if (half > kManyUnits) return half - half % kManyUnits;
+  const int64_t share = (half + at_once - 1) / at_once * at_once;
+  return share < left ? share : left;
 }
 
 struct Units {
@@ -22,9 +25,11 @@ struct Units {
   bool empty() const { return first >= last; }
 };
 
-// Where thread `thread`'s own units of [0, num_units) begin; they end where the next thread's begin.
-constexpr int64_t own_begin(int64_t num_units, int num_threads, int thread) {
-  return num_units * thread / num_threads;
+// Where thread `thread`'s own units of [0, num_units) begin, at a multiple of `at_once`; they end where the
+// next thread's begin.
+constexpr int64_t own_begin(int64_t num_units, int num_threads, int thread, int64_t at_once = 1) {
+  const int64_t begin = num_units * thread / num_threads;
+  return thread == num_threads ? num_units : begin - begin % at_once;
 }
 
 // Units that nobody has taken yet, fewer than 2^32: whom they belong to takes from the front, whoever has no
@@ -37,12 +42,15 @@ class Range {
     ends_.store(static_cast<uint64_t>(units.first) << 32 | static_cast<uint64_t>(units.last),
                 std::memory_order_relaxed);
   }
-  Units take_front() {
-    return take(
-        [](Units left) { return Units{left.first, left.first + next_share(left.last - left.first)}; });
+  Units take_front(int64_t at_once = 1) {
+    return take([at_once](Units left) {
+      return Units{left.first, left.first + next_share(left.last - left.first, at_once)};
+    });
   }
-  Units take_back() {
-    return take([](Units left) { return Units{left.last - next_share(left.last - left.first), left.last}; });
+  Units take_back(int64_t at_once = 1) {
+    return take([at_once](Units left) {
+      return Units{left.last - next_share(left.last - left.first, at_once), left.last};
+    });
   }
 
  private:
@@ -72,21 +80,23 @@ class Shares {
 
   // Thread `thread`'s own units of the launch of `turn` (0 or 1). Called for every thread, by itself or
   // before there are threads, before a meeting that comes before the launch.
-  void lay_out(int turn, int64_t num_units, int thread) {
+  void lay_out(int turn, int64_t num_units, int thread, int64_t at_once = 1) {
     places_[static_cast<size_t>(thread)].of[turn].set(
-        {own_begin(num_units, num_threads_, thread), own_begin(num_units, num_threads_, thread + 1)});
+        {own_begin(num_units, num_threads_, thread, at_once),
+         own_begin(num_units, num_threads_, thread + 1, at_once)});
   }
 
   // Calls do_units(first, last) for this thread's shares of the launch of `turn`: its own, then what others
-  // have not come to. All threads together do each unit once, whoever comes when.
+  // have not come to. All threads together do each unit once, whoever comes when. `at_once` as it was laid
+  // out.
   template <typename DoUnits>
-  void share(int turn, int thread, DoUnits&& do_units) {
+  void share(int turn, int thread, DoUnits&& do_units, int64_t at_once = 1) {
     auto& own = places_[static_cast<size_t>(thread)].of[turn];
-    for (Units units = own.take_front(); !units.empty(); units = own.take_front())
+    for (Units units = own.take_front(at_once); !units.empty(); units = own.take_front(at_once))
       do_units(units.first, units.last);
     for (int step = 1; step < num_threads_; ++step) {
       auto& other = places_[static_cast<size_t>((thread + step) % num_threads_)].of[turn];
-      for (Units units = other.take_back(); !units.empty(); units = other.take_back())
+      for (Units units = other.take_back(at_once); !units.empty(); units = other.take_back(at_once))
         do_units(units.first, units.last);
     }
   }

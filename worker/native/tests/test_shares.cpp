@@ -128,6 +128,26 @@ struct Raced {
   static inline std::vector<int>* times = nullptr;
 };
 
+// Where a kernel takes pairs no share has an odd number of units, but the last if they are odd.
+void test_units_stay_in_pairs() {
+  for (int num_threads = 1; num_threads <= 5; ++num_threads)
+    for (int64_t num_units = 1; num_units < 80; ++num_units) {
+      pagecast::Shares shares(num_threads);
+      for (int thread = 0; thread < num_threads; ++thread) shares.lay_out(0, num_units, thread, 2);
+      int64_t count = 0, num_odd = 0;
+      for (int thread = num_threads; thread-- > 0;)
+        shares.share(
+            0, thread,
+            [&](int64_t first, int64_t last) {
+              count += last - first;
+              num_odd += (last - first) % 2;
+            },
+            2);
+      CHECK(count == num_units && num_odd == num_units % 2, "%d units, %d threads: %d done, %d odd shares",
+            static_cast<int>(num_units), num_threads, static_cast<int>(count), static_cast<int>(num_odd));
+    }
+}
+
 void test_what_others_take_is_left_to_them() {
   for (int num_units = 1; num_units < 40; ++num_units)
     for (int way = 0; way < 4; ++way) {
@@ -149,6 +169,7 @@ int main() {
   test_each_unit_once();
   test_others_do_what_a_thread_does_not_come_to();
   test_a_thread_takes_its_own_from_the_front();
+  test_units_stay_in_pairs();
   test_what_others_take_is_left_to_them();
   return report();
 }
