@@ -32,9 +32,14 @@ class Step:
     result: RowResult
 
     @property
+    def inside_ns(self) -> int:
+        """Time in kernels' bodies and in draws."""
+        return self.result.kernel_ns + self.sampling_ns
+
+    @property
     def outside_share(self) -> float:
         """Part of the runner's time that was neither in a kernel's body nor in a draw."""
-        return 1.0 - (self.result.kernel_ns + self.sampling_ns) / self.wall_ns
+        return 1.0 - self.inside_ns / self.wall_ns
 
 
 class Arm:

@@ -179,7 +179,7 @@ def _figures(arm: Arm) -> ArmFigures:
     total_ms = _each(steps, lambda step: step.wall_ns / 1e6)
     plan_ms = _each(steps, lambda step: step.result.plan_ns / 1e6)
     wall_ns = sum(step.wall_ns for step in steps)
-    kernel_ns = sum(step.result.kernel_ns + step.sampling_ns for step in steps)
+    inside_ns = sum(step.inside_ns for step in steps)
     return ArmFigures(
         ms_per_token=statistics.median(total_ms),
         p95_ms_per_token=float(np.percentile(total_ms, 95)),
@@ -191,7 +191,7 @@ def _figures(arm: Arm) -> ArmFigures:
         reuses=arm.runner.reuses,
         replans=arm.runner.replans,
         arena_bytes=arena_bytes,
-        outside_share=1.0 - kernel_ns / wall_ns,
+        outside_share=1.0 - inside_ns / wall_ns,
         median_outside_share=statistics.median(step.outside_share for step in steps),
         total_ms=total_ms,
         plan_ms=plan_ms,

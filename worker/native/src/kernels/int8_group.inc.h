@@ -90,13 +90,14 @@ struct Unpacked {
 template <Format kFormat>
 using UnpackedOf = Unpacked<Packed<kFormat>::kHasMin, Packed<kFormat>::kNumHalves, Packed<kFormat>::kPlanes>;
 
-// Asks for the groups that lie `ahead` bytes further on, meanwhile.
+// Asks for the groups that lie `ahead` bytes further on, meanwhile; 0: for none.
 template <Format kFormat>
 void unpack(const std::byte* group, int64_t num_groups, int64_t ahead, std::byte* out) {
   using From = Packed<kFormat>;
   using To = UnpackedOf<kFormat>;
   for (int64_t g = 0; g < num_groups; ++g, group += From::kBytes, out += To::kBytes) {
-    for (int64_t line = 0; line < From::kBytes; line += 64) __builtin_prefetch(group + ahead + line, 0, 2);
+    if (ahead != 0)
+      for (int64_t line = 0; line < From::kBytes; line += 64) __builtin_prefetch(group + ahead + line, 0, 2);
     for (int part = 0; part < kParts; ++part) {
       std::byte* to = out + part * kVectorBytes;
       for (int plane = 0; plane < To::kPlanes; ++plane)
