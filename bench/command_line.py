@@ -48,10 +48,10 @@ def setting_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--activations",
-            type=click.Choice(["auto", "float32", "int8"]),
+            type=click.Choice(["auto", "float32", "int8", "bfloat16"]),
             default="auto",
             show_default=True,
-            help="What is multiplied with quantised weights.",
+            help="What products are made of.",
         ),
         click.option(
             "--kv-dtype",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.floor import Reader, token_bytes, weight_bytes
-from bench.loading import BLOCK_SIZE, MAX_STEP_ROWS, MAX_STEP_TOKENS, Bench, scattered_tables
+from bench.loading import BLOCK_SIZE, MAX_STEP_ROWS, Bench, scattered_tables
 from bench.sessions import Sessions
 from worker.runner import Runner
 
@@ -151,7 +151,7 @@ class Decoder:
             each = -(-total // BLOCK_SIZE)
             tables = [tuple(free.pop()[0] for _ in range(each)) for _ in range(number)]
             prompts = random_prompts(number, context, bench.llama.config.vocab_size)
-            made.append(Sessions(self._runner, prompts, tables, max_step_tokens=MAX_STEP_TOKENS))
+            made.append(Sessions(self._runner, prompts, tables, max_step_tokens=bench.max_step_tokens))
         self._decoding = made[: len(wish.decodes())]
         self._starting = made[len(wish.decodes()) :]
         for sessions in self._decoding:

@@ -20,12 +20,12 @@ from worker.numerics import (
     choose_kv_dtype,
     choose_weights,
     name_of,
+    step_tokens,
 )
 from worker.plan.program import Capacity
 from worker.runner import Runner
 
 BLOCK_SIZE = 16
-MAX_STEP_TOKENS = 64
 MAX_STEP_ROWS = 32
 
 
@@ -44,7 +44,7 @@ class Bench:
         kernels: What computes.
         num_threads: For kernels.
         weights: What matrices are kept as, e.g. `bfloat16+q4_1`.
-        activations: What is multiplied with quantised ones.
+        activations: What products are made of.
         kv_dtype: Of the pool.
     """
 
@@ -74,7 +74,7 @@ class Bench:
             kernels: As a worker's flag, like all that follow.
             num_threads: For kernels.
             weights: What matrices are kept as.
-            activations: What is multiplied with quantised ones.
+            activations: What products are made of.
             kv_dtype: Of the pool.
 
         Raises:
@@ -87,14 +87,15 @@ class Bench:
         chosen = choose_kernels(kernels, source.config, BLOCK_SIZE)
         multiplier: Multiplier = "panels" if chosen.name == "native" else "tensors"
         file = source.read(choose_weights(weights, chosen, CPU), CPU, multiplier)
+        products = choose_activations(activations, chosen, file.matrix_kinds)
         return cls(
             name=model,
             llama=LlamaModel.from_gguf(file),
             kernels=chosen,
             num_threads=num_threads,
             weights="+".join(file.matrix_kinds),
-            activations=choose_activations(activations, chosen, file.matrix_kinds),
-            kv_dtype=choose_kv_dtype(kv_dtype, chosen, CPU, file.matrix_kinds),
+            activations=products,
+            kv_dtype=choose_kv_dtype(kv_dtype, chosen, CPU, file.matrix_kinds, products),
         )
 
     @property
@@ -118,8 +119,13 @@ class Bench:
     def capacity(self) -> Capacity:
         """Of the plans of `runner`."""
         return Capacity(
-            MAX_STEP_TOKENS, MAX_STEP_ROWS, -(-self.llama.config.max_context_tokens // BLOCK_SIZE)
+            self.max_step_tokens, MAX_STEP_ROWS, -(-self.llama.config.max_context_tokens // BLOCK_SIZE)
         )
+
+    @property
+    def max_step_tokens(self) -> int:
+        """A worker's default."""
+        return step_tokens(CPU, self.activations)
 
     def pool(self, num_blocks: int) -> KvStorage:
         """A zeroed pool."""
@@ -133,13 +139,13 @@ class Bench:
             dtype=self.kv_dtype,
         )
 
-    def runner(self, kv: KvStorage, *, max_step_tokens: int = MAX_STEP_TOKENS) -> Runner:
+    def runner(self, kv: KvStorage, *, max_step_tokens: int | None = None) -> Runner:
         """A fresh runner over `kv` with a worker's default limits, or more tokens."""
         return Runner(
             self.llama,
             kv,
             kernels=self.kernels.name,
-            max_step_tokens=max_step_tokens,
+            max_step_tokens=max_step_tokens or self.max_step_tokens,
             max_step_rows=MAX_STEP_ROWS,
             num_threads=self.num_threads,
             activations=self.activations,

@@ -64,7 +64,7 @@ class Group:
     """
 
     weights: str
-    activations: Literal["int8", "float32"]
+    activations: Literal["int8", "float32", "bfloat16"]
     peers: tuple[str, ...]
     cases: tuple[Case, ...]
 
@@ -106,6 +106,17 @@ GROUPS = (
             _decode(16, llama=3.7, openvino=2.0),
             _decode(1, 2048, llama=2.8),
             _decode(1, 8000, llama=2.8, repeats=3),
+            _first(128, llama=3.7, openvino=1.6),
+            _first(2048, llama=3.7, openvino=1.6),
+        ),
+    ),
+    Group(
+        "Q4_1",
+        "bfloat16",
+        (LLAMA_CPP, OPENVINO),
+        (
+            _decode(1),
+            _decode(16),
             _first(128, llama=3.7, openvino=1.6),
             _first(2048, llama=3.7, openvino=1.6),
         ),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from bench.arms import Arm, Step
-from bench.loading import BLOCK_SIZE, MAX_STEP_ROWS, MAX_STEP_TOKENS, Bench, counted, scattered_tables
+from bench.loading import BLOCK_SIZE, MAX_STEP_ROWS, Bench, counted, scattered_tables
 from worker.batch import DecodePlan
 from worker.plan.gate import GateFailed, GateReport, check_plan_parity, ragged_steps
 
@@ -137,7 +137,7 @@ def compare(bench: Bench, num_sessions: int, *, prompt_tokens: int, tokens: int)
             prompts=prompts,
             block_tables=tables,
             vocab_size=config.vocab_size,
-            max_step_tokens=MAX_STEP_TOKENS,
+            max_step_tokens=bench.max_step_tokens,
         )
         for plan in DecodePlan
     }

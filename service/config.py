@@ -97,8 +97,8 @@ class ServeSettings(BaseSettings):
             it is installed and suits the model, else reference.
         weights: What workers keep matrices as; "file": as the file has them. "auto": "file" where the kernels
             take it, else "float32".
-        activations: What workers multiply with quantised weights: float32, or eight bits. "auto": "int8" with
-            native kernels where weights are quantised, else "float32".
+        activations: What workers' products are made of: float32, eight bits beside quantised weights, or
+            bfloat16. "auto": "int8" with native kernels where weights are quantised, else "float32".
         kv_dtype: What workers keep keys and values as. "auto": 16 bits, but float32 with reference kernels.
         decode_plan: Plan mode of sessions that name none; "plan_once" becomes "once".
         kv_blocks: KV blocks per worker. None: what the worker chooses.
@@ -131,7 +131,7 @@ class ServeSettings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     kernels: Literal["auto", "native", "reference", "triton"] = "auto"
     weights: Literal["auto", "file", "float32", "float16", "bfloat16"] = "auto"
-    activations: Literal["auto", "float32", "int8"] = "auto"
+    activations: Literal["auto", "float32", "int8", "bfloat16"] = "auto"
     kv_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "float8_e4m3fn"] = "auto"
     decode_plan: Literal["once", "replan"] = "once"
     kv_blocks: int | None = Field(default=None, ge=1, le=MAX_KV_BLOCKS)

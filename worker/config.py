@@ -36,10 +36,12 @@ class WorkerConfig:
             installed and suits the model, else reference.
         weights: What matrices are kept as. "file": as the file has them, quantised ones too. "auto": "file",
             but for reference kernels "float32", and for triton's on the CPU as well.
-        activations: What is multiplied with quantised weights: "float32", or "int8", rounded to eight bits in
-            groups of 32. "auto": "int8" with native kernels where weights are quantised, else "float32".
-        kv_dtype: What keys and values are kept as. "auto": float16 with native kernels, float32 with others
-            on the CPU; on a CUDA device float16 beside weights of float16, else bfloat16.
+        activations: What products are made of: "float32"; "int8", where rows that meet quantised weights are
+            rounded to eight bits in groups of 32; or "bfloat16", where both sides of every product are, those
+            of attention too. "auto": "int8" with native kernels where weights are quantised, else "float32".
+        kv_dtype: What keys and values are kept as. "auto": float16 with native kernels, bfloat16 with
+            activations of that; float32 with other kernels on the CPU; on a CUDA device float16 beside
+            weights of float16, else bfloat16.
         decode_plan: Mode of sessions that don't choose one.
         num_kv_blocks: Blocks of the KV pool. None: 1024 on the CPU; on a CUDA device what fits in memory.
         block_size: Tokens per block.
@@ -61,7 +63,7 @@ class WorkerConfig:
     device: Literal["auto", "cpu", "cuda"]
     kernels: Literal["auto", "native", "reference", "triton"]
     weights: Literal["auto", "file", "float32", "float16", "bfloat16"]
-    activations: Literal["auto", "float32", "int8"]
+    activations: Literal["auto", "float32", "int8", "bfloat16"]
     kv_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "float8_e4m3fn"]
     decode_plan: DecodePlan
     num_kv_blocks: int | None
@@ -198,9 +200,9 @@ _command = click.Command(
         ),
         _option(
             "--activations",
-            type=click.Choice(["auto", "float32", "int8"]),
+            type=click.Choice(["auto", "float32", "int8", "bfloat16"]),
             default="auto",
-            help="What is multiplied with quantised weights. auto: int8 with native kernels, else float32.",
+            help="What products are made of. auto: int8 with native kernels and quantised weights.",
         ),
         _option(
             "--kv-dtype",

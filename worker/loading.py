@@ -23,11 +23,10 @@ from worker.numerics import (
     choose_weights,
     fingerprint,
     name_of,
+    step_tokens,
 )
 from worker.runner import Runner
 
-# On a CPU a step of more tokens makes running turns wait; a GPU's matrix units idle below some hundreds.
-_MAX_STEP_TOKENS = {"cpu": 64, "cuda": 2048}
 _MAX_STEP_ROWS = {"cpu": 32, "cuda": 256}
 _KV_BLOCKS_ON_CPU = 1024
 
@@ -46,7 +45,7 @@ class Loaded:
         architecture: Of the model.
         num_parameters: Of the model.
         weights: What matrices are kept as, e.g. `bfloat16+q8_0`.
-        activations: What is multiplied with quantised weights.
+        activations: What products are made of.
         kv_dtype: What keys and values are kept as, e.g. `float8_e4m3fn`.
         fingerprint: What workers have to share to agree bit for bit.
         num_kv_blocks: Blocks of the pool.
@@ -105,7 +104,7 @@ def load(config: WorkerConfig, log: FilteringBoundLogger) -> Loaded:
     if file.dequantised:
         log.info("weights_dequantised", model=config.model, formats=dict(file.dequantised))
     activations = choose_activations(config.activations, kernels, file.matrix_kinds)
-    kv_dtype = choose_kv_dtype(config.kv_dtype, kernels, device, file.matrix_kinds)
+    kv_dtype = choose_kv_dtype(config.kv_dtype, kernels, device, file.matrix_kinds, activations)
     model = LlamaModel.from_gguf(file, device=device)
 
     def storage(num_blocks: int) -> KvStorage:
@@ -169,7 +168,7 @@ def load(config: WorkerConfig, log: FilteringBoundLogger) -> Loaded:
 
 def _limits(config: WorkerConfig, device: torch.device) -> tuple[int, int]:
     """Tokens and rows of a step at most."""
-    tokens = config.max_step_tokens or _MAX_STEP_TOKENS[device.type]
+    tokens = config.max_step_tokens or step_tokens(device, config.activations)
     rows = config.max_step_rows or min(_MAX_STEP_ROWS[device.type], tokens)
     if rows > tokens:
         raise SettingRefused(f"--max-step-rows {rows} is over --max-step-tokens, here {tokens}")

@@ -16,7 +16,7 @@ from worker.model.weights.gguf import GgufFile
 from worker.model.weights.store import Activations, product_dtype
 
 WantedWeights = Literal["auto", "file", "float32", "float16", "bfloat16"]
-WantedActivations = Literal["auto", "float32", "int8"]
+WantedActivations = Literal["auto", "float32", "int8", "bfloat16"]
 WantedKv = Literal["auto", "float32", "float16", "bfloat16", "int8", "float8_e4m3fn"]
 _INTERPRETED = "Triton's interpreter has no such numbers"
 _FLOAT32_ONLY = "--kernels reference computes in float32 only"
@@ -52,18 +52,19 @@ def check_activations(wanted: WantedActivations, kernels: Kernels) -> None:
     Raises:
         SettingRefused: As said.
     """
-    if wanted == "int8" and kernels.name == "reference":
-        raise SettingRefused(f"--activations int8: {_FLOAT32_ONLY}")
-    if wanted == "int8" and kernels.name != "native":
-        raise SettingRefused(
-            f"--activations int8 needs --kernels native, {kernels.name} has no such products"
-        )
+    if wanted in ("auto", "float32") or kernels.name == "native":
+        return
+    if kernels.name == "reference":
+        raise SettingRefused(f"--activations {wanted}: {_FLOAT32_ONLY}")
+    raise SettingRefused(
+        f"--activations {wanted} needs --kernels native, {kernels.name} has no such products"
+    )
 
 
 def choose_activations(
     wanted: WantedActivations, kernels: Kernels, matrix_kinds: Iterable[str]
 ) -> Activations:
-    """What is multiplied with quantised weights: eight bits with native kernels, unless told otherwise.
+    """What products are made of: eight bits with native kernels and quantised weights, unless told otherwise.
 
     That eight bits are close enough is measured (tests/worker/test_activations.py): a mean divergence from
     the exact logits of at most 0.01 nats, and the same first token at 99% of positions that have a clear one.
@@ -74,7 +75,8 @@ def choose_activations(
         matrix_kinds: What the model's matrices are kept as.
 
     Raises:
-        SettingRefused: Eight bits were asked for, and these kernels have none, or no weight is quantised.
+        SettingRefused: These kernels have none of what was asked for, or eight bits were and no weight is
+            quantised.
     """
     check_activations(wanted, kernels)
     kinds = sorted(matrix_kinds)
@@ -83,11 +85,17 @@ def choose_activations(
         raise SettingRefused(
             f"--activations int8 needs quantised weights, they are {' and '.join(kinds)} here"
         )
-    return "int8" if kernels.name == "native" and is_quantised and wanted != "float32" else "float32"
+    if wanted != "auto":
+        return wanted
+    return "int8" if kernels.name == "native" and is_quantised else "float32"
 
 
 def choose_kv_dtype(
-    wanted: WantedKv, kernels: Kernels, device: torch.device, matrix_kinds: Iterable[str]
+    wanted: WantedKv,
+    kernels: Kernels,
+    device: torch.device,
+    matrix_kinds: Iterable[str],
+    activations: WantedActivations = "auto",
 ) -> torch.dtype:
     """What keys and values are kept as: 16 bits on a CUDA device and with native kernels, else float32.
 
@@ -97,13 +105,16 @@ def choose_kv_dtype(
         device: Where they are.
         matrix_kinds: What the model's matrices are kept as: on a CUDA device keys and values are float16
             beside float16 and no bfloat16.
+        activations: What products are made of: with bfloat16 nothing is lost that attention would keep.
 
     Raises:
         SettingRefused: These kernels attend nothing of that kind on this device.
     """
     if wanted == "auto":
         if device.type == "cpu":
-            return torch.float16 if kernels.name == "native" else torch.float32
+            if kernels.name != "native":
+                return torch.float32
+            return torch.bfloat16 if activations == "bfloat16" else torch.float16
         kinds = set(matrix_kinds)
         return torch.float16 if "float16" in kinds and "bfloat16" not in kinds else torch.bfloat16
     if kernels.name == "reference" and wanted != "float32":
@@ -115,6 +126,21 @@ def choose_kv_dtype(
     if kernels.name == "triton" and device.type == "cpu" and wanted == "bfloat16":
         raise SettingRefused(f"--kv-dtype bfloat16 needs --device cuda: {_INTERPRETED}")
     return KV_DTYPES[wanted]
+
+
+def step_tokens(device: torch.device, activations: WantedActivations) -> int:
+    """Tokens of a step at most, where nobody says.
+
+    On a CPU a step of more tokens makes running turns wait; a GPU's matrix units idle below some hundreds.
+    Products in bfloat16 unpack weights once a step, which only many tokens pay for.
+
+    Args:
+        device: Where steps run.
+        activations: What products are made of.
+    """
+    if device.type != "cpu":
+        return 2048
+    return 128 if activations == "bfloat16" else 64
 
 
 def fingerprint(
@@ -131,7 +157,7 @@ def fingerprint(
         file: The model, as it is kept.
         kv_dtype: Of the pool.
         device: Where.
-        activations: What is multiplied with quantised weights.
+        activations: What products are made of.
     """
     kinds = file.matrix_kinds
     parts = [*kernels.numerics, version("pagecast")]

@@ -37,7 +37,7 @@ class Runner:
         max_step_rows: Most rows of a batch.
         num_threads: Threads of `native` kernels; the others use those of torch.
         thread_cpus: The CPU that each of them stays on, whoever runs steps being the first; empty: any.
-        activations: What is multiplied with quantised weights: "float32", or with `native` kernels "int8".
+        activations: What products are made of: "float32", or with `native` kernels "int8" or "bfloat16".
         vocab_size: Ids from here on are padding of the embedding, and never drawn. None: there are none.
 
     Raises:

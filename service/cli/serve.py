@@ -18,7 +18,7 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=Fal
 _DEVICES = click.Choice(["auto", "cpu", "cuda"], case_sensitive=False)
 _KERNELS = click.Choice(["auto", "native", "reference", "triton"], case_sensitive=False)
 _WEIGHTS = click.Choice(["auto", "file", "float32", "float16", "bfloat16"], case_sensitive=False)
-_ACTIVATIONS = click.Choice(["auto", "float32", "int8"], case_sensitive=False)
+_ACTIVATIONS = click.Choice(["auto", "float32", "int8", "bfloat16"], case_sensitive=False)
 _KV_DTYPES = click.Choice(
     ["auto", "float32", "float16", "bfloat16", "int8", "float8_e4m3fn"], case_sensitive=False
 )
@@ -66,7 +66,7 @@ def _seconds(flag: str, text: str) -> Decorator:
 @_option(
     "--activations",
     type=_ACTIVATIONS,
-    help="What is multiplied with quantised weights. auto: int8 with native kernels, else float32.",
+    help="What products are made of. auto: int8 with native kernels and quantised weights.",
 )
 @_option(
     "--kv-dtype",

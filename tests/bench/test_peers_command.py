@@ -63,7 +63,7 @@ def test_a_context_of_no_case_is_refused(arguments: tuple[str, ...], message: st
 
 
 def test_groups_without_a_case_of_that_context_are_left_out() -> None:
-    assert [group.name for group in chosen_groups((), (2048,))] == ["Q4_1-int8"]
+    assert [group.name for group in chosen_groups((), (2048,))] == ["Q4_1-int8", "Q4_1-bfloat16"]
     assert chosen_groups((), ()) == list(GROUPS)
 
 

@@ -36,7 +36,9 @@ MOST_DIVERGENCE = 0.01
 LEAST_MARGIN, LEAST_AGREEMENT = 0.1, 0.99
 Mode = tuple[str, str]
 EXACT: Mode = ("float32", "float32")
-MODES: list[Mode] = [("int8", "float16"), ("int8", "int8"), ("float32", "float16")]
+MODES: list[Mode] = [
+    ("int8", "float16"), ("int8", "int8"), ("float32", "float16"), ("bfloat16", "bfloat16"),
+]  # fmt: skip
 """Activations, and keys and values."""
 
 
@@ -127,6 +129,11 @@ def test_the_defaults_are_near(measured: dict[Mode, Closeness], file: GgufFile) 
     default = choose_activations("auto", NATIVE, file.matrix_kinds)
     assert measured[default, kv_dtype].is_near, measured
     assert default == ("int8" if measured["int8", kv_dtype].is_near else "float32")
+
+
+def test_bfloat16_is_near(measured: dict[Mode, Closeness]) -> None:
+    assert measured["bfloat16", "bfloat16"].is_near
+    assert measured["bfloat16", "bfloat16"].divergence > measured["float32", "float16"].divergence
 
 
 def test_the_measure_sees_a_difference(measured: dict[Mode, Closeness]) -> None:

@@ -9,7 +9,7 @@ import torch
 from tests.tiny_model import write_tiny_gguf
 from worker.kernel_choice import Kernels, SettingRefused
 from worker.model.weights.gguf import GgufFile, read_gguf
-from worker.numerics import choose_activations, choose_kv_dtype, choose_weights, fingerprint
+from worker.numerics import choose_activations, choose_kv_dtype, choose_weights, fingerprint, step_tokens
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 NATIVE = Kernels("native", "avx2", ("cpu", "fma", "native-1"))
@@ -61,10 +61,24 @@ def test_keys_and_values(
         ("auto", NATIVE, ("bfloat16", "float32"), "float32"), ("int8", NATIVE, ("q8_0",), "int8"),
         ("float32", NATIVE, ("q8_0",), "float32"), ("float32", COMPILED, ("q8_0",), "float32"),
         ("auto", COMPILED, ("q8_0",), "float32"), ("auto", REFERENCE, ("float32",), "float32"),
+        ("bfloat16", NATIVE, ("q4_1",), "bfloat16"), ("bfloat16", NATIVE, ("float32",), "bfloat16"),
     ],
 )  # fmt: skip
 def test_activations(wanted: str, kernels: Kernels, kinds: tuple[str, ...], activations: str) -> None:
     assert choose_activations(wanted, kernels, kinds) == activations  # type: ignore[arg-type]
+
+
+def test_products_in_bfloat16_have_keys_of_it_and_longer_steps() -> None:
+    assert choose_kv_dtype("auto", NATIVE, CPU, ("q4_1",), "bfloat16") == torch.bfloat16
+    assert choose_kv_dtype("float16", NATIVE, CPU, ("q4_1",), "bfloat16") == torch.float16
+    assert choose_kv_dtype("auto", NATIVE, CPU, ("q4_1",), "int8") == torch.float16
+    assert [step_tokens(CPU, wanted) for wanted in ("auto", "float32", "int8", "bfloat16")] == [
+        64,
+        64,
+        64,
+        128,
+    ]
+    assert step_tokens(GPU, "auto") == 2048
 
 
 @pytest.mark.parametrize(
@@ -78,6 +92,13 @@ def test_activations(wanted: str, kernels: Kernels, kinds: tuple[str, ...], acti
             REFERENCE,
             "--activations int8: --kernels reference computes in float32 only",
         ),
+        (
+            "activations",
+            "bfloat16",
+            REFERENCE,
+            "--activations bfloat16: --kernels reference computes in float32 only",
+        ),
+        ("activations", "bfloat16", COMPILED, "--activations bfloat16 needs --kernels native, triton has no"),
         ("activations", "int8", INTERPRETED, "--activations int8 needs --kernels native, triton has no such"),
         ("activations", "int8", COMPILED, "--activations int8 needs --kernels native, triton has no such"),
         (

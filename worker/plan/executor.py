@@ -121,7 +121,7 @@ def kernels_named(
         name: One of `worker.kernels.ops.KERNELS`.
         num_threads: Threads of `native`, at least 1; the others use those of torch.
         thread_cpus: The CPU of each thread of `native`, the caller's first; empty: they may move.
-        activations: What is multiplied with quantised weights: "float32", or with `native` "int8".
+        activations: What products are made of: "float32", or with `native` "int8" or "bfloat16".
         device: Where `triton` runs; on the CPU under its interpreter, which
             `worker.kernels.triton.prepare_triton` prepares. The others run where the pool is.
 

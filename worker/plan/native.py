@@ -19,7 +19,7 @@ from worker.plan.program import Constant, Input, KvLayer, Launch, Program, Value
 _PACKED = {"embedding": 0, "linear": 1, "linear_swiglu": 1}
 """Which argument is a matrix in panels; other constants are plain."""
 ACTIVATIONS: tuple[Activations, ...] = get_args(Activations)
-"""What may be multiplied with quantised weights."""
+"""What products may be made of."""
 _ARENA_ALIGNMENT = 64
 _KvName = Literal["float32", "float16", "bfloat16", "int8"]
 _KV_NAMES: Final[dict[torch.dtype, _KvName]] = {KV_DTYPES[name]: name for name in get_args(_KvName)}
@@ -198,7 +198,7 @@ class NativeKernels:
         num_threads: At least 1; the caller's own is one of them.
         thread_cpus: The CPU that each thread stays on, the caller's first; empty: they may move.
         kernel_set: One of `pagecast_native.kernel_sets()`; None: the machine's best.
-        activations: What is multiplied with quantised weights, one of `ACTIVATIONS`.
+        activations: What products are made of, one of `ACTIVATIONS`.
 
     Attributes:
         name: Kernel set, threads and activations.

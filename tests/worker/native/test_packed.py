@@ -154,7 +154,7 @@ def test_parts_are_refused(kind: str, data: NDArray[np.uint8], message: str) -> 
 
 
 def test_activations_are_refused() -> None:
-    with pytest.raises(ValueError, match=r'^activations: "int4", must be "float32" or "int8"'):
+    with pytest.raises(ValueError, match=r'^activations: "int4", must be "float32", "int8" or "bfloat16"'):
         pagecast_native.Program(
             pagecast_native.Team(1),
             max_tokens=1,

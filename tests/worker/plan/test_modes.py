@@ -1,4 +1,4 @@
-"""Every format of weights with both activations and all kinds of keys and values: the gate, rows alone.
+"""Every format of weights with all activations and all kinds of keys and values: the gate, rows alone.
 
 Pairs of modes are covered, not all three at once.
 """
@@ -20,6 +20,7 @@ from worker.model.weights.gguf import read_gguf, resolve_model_spec
 from worker.plan.gate import check_plan_parity, ragged_steps
 from worker.runner import Runner
 
+ACTIVATIONS = ("float32", "int8", "bfloat16")
 KV = ("float32", "float16", "bfloat16", "int8")
 FORMATS = (*PACKED_KINDS, "mixed")
 MIXED = {
@@ -36,17 +37,17 @@ MIXED = {
     "blk.1.ffn_down.weight": "Q4_0",
 }
 """Stacks of several formats, one that has to be widened, and products of all kinds."""
-# Each format with both activations, each activation with all kinds of keys and values.
+# Each format with all activations, each activation with all kinds of keys and values.
 PAIRS = [
     (weights, activations, KV[(place + 2 * shift) % len(KV)])
     for place, weights in enumerate(FORMATS)
-    for shift, activations in enumerate(("float32", "int8"))
+    for shift, activations in enumerate(ACTIVATIONS)
 ]
 
 
 def test_all_pairs_are_there() -> None:
-    assert {pair[:2] for pair in PAIRS} == {(a, b) for a in FORMATS for b in ("float32", "int8")}
-    assert {pair[1:] for pair in PAIRS} == {(a, b) for a in ("float32", "int8") for b in KV}
+    assert {pair[:2] for pair in PAIRS} == {(a, b) for a in FORMATS for b in ACTIVATIONS}
+    assert {pair[1:] for pair in PAIRS} == {(a, b) for a in ACTIVATIONS for b in KV}
 
 
 def model_of(weights: str, folder: Path) -> LlamaModel:
@@ -117,8 +118,11 @@ def test_plan_on_and_off_are_equal_and_rows_stand_alone(
     assert bool(model.store.widened) == (weights == "mixed")
 
 
+@pytest.mark.parametrize("activations", ["int8", "bfloat16"])
 @pytest.mark.parametrize("weights", ["q4_1", "q6_k", "mixed"])
-def test_eight_bits_are_others_than_float32_and_near(weights: str, tmp_path: Path) -> None:
+def test_rounded_products_are_others_than_float32_and_near(
+    weights: str, activations: str, tmp_path: Path
+) -> None:
     model = model_of(weights, tmp_path)
     steps = steps_for(model)
     exact, rounded = (
@@ -128,7 +132,7 @@ def test_eight_bits_are_others_than_float32_and_near(weights: str, tmp_path: Pat
                 for each in logits_by_session(runner_of(model, mode, "float32"), steps).values()
             ]
         )
-        for mode in ("float32", "int8")
+        for mode in ("float32", activations)
     )
     assert not torch.equal(exact, rounded)
     # Of two layers of eight products each 1% of a logit's spread was seen.

@@ -232,7 +232,7 @@ def test_the_name_tells_set_threads_and_activations():
 
 
 def test_activations_that_kernels_do_not_have_are_refused():
-    with pytest.raises(ValueError, match="activations='int4' is none of float32, int8"):
+    with pytest.raises(ValueError, match="activations='int4' is none of float32, int8, bfloat16"):
         kernels_named("native", activations="int4")
     with pytest.raises(ValueError, match="activations='int8': reference kernels have float32 only"):
         kernels_named("reference", activations="int8")

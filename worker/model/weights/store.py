@@ -13,7 +13,7 @@ from worker.model.weights.quantised import QuantisedMatrix
 if TYPE_CHECKING:
     from pagecast_native import GgufPart, PackedMatrix
 
-Activations = Literal["float32", "int8"]
+Activations = Literal["float32", "int8", "bfloat16"]
 """What native kernels multiply with quantised weights: as it is, or rounded to eight bits in groups of 32."""
 
 

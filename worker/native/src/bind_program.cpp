@@ -17,11 +17,13 @@ namespace {
 Activations to_activations(const std::string& name) {
   if (name == "float32") return Activations::kFloat32;
   if (name == "int8") return Activations::kInt8;
-  throw std::invalid_argument("activations: \"" + name + "\", must be \"float32\" or \"int8\"");
+  if (name == "bfloat16") return Activations::kBFloat16;
+  throw std::invalid_argument("activations: \"" + name + "\", must be \"float32\", \"int8\" or \"bfloat16\"");
 }
 
 const char* name_of(Activations activations) {
-  return activations == Activations::kInt8 ? "int8" : "float32";
+  if (activations == Activations::kInt8) return "int8";
+  return activations == Activations::kBFloat16 ? "bfloat16" : "float32";
 }
 
 // A program and the arrays that its launches point to. Objects (weights, views, layers, the team) are held by

@@ -36,10 +36,13 @@ bool get_tiles() {
 }
 
 [[maybe_unused]] bool runs_avx512amx() {
-  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr unsigned kTiles = 1u << 24 | 1u << 25 | 1u << 22;  // the registers, int8, bfloat16
+  constexpr unsigned kBFloat16 = 1u << 5;                      // vectors of it
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (!runs_avx512vnni() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
-  static const bool has = (edx & kTile) != 0 && (edx & kInt8) != 0 && get_tiles();
+  if ((edx & kTiles) != kTiles) return false;
+  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0 || (eax & kBFloat16) == 0) return false;
+  static const bool has = get_tiles();
   return has;
 }
 

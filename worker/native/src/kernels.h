@@ -95,11 +95,16 @@ struct Kernels {
   // See int8.h.
   const struct Int8Kernels* int8;
 
+  // See bfloat16.h.
+  const struct BFloat16Kernels* bfloat16;
+
   // See draw_kernels.h.
   const struct DrawKernels* draw;
 
   // See attention.h for how a launch is cut into spans and merged.
   const struct AttentionKernels* attention;
+  // The same in bfloat16.
+  const struct AttentionKernels* bfloat16_attention;
 };
 
 // The sets, each linked where its instructions exist (x86: those of AVX-512 and AVX2; AArch64: neon;

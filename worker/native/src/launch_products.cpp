@@ -1,5 +1,5 @@
 // The launches that multiply with packed weights: what each checks, how it is cut by panels across segments,
-// and the rounding of activations to eight bits in front of it.
+// and the rounding of activations in front of it.
 #include <algorithm>
 
 #include "program.h"
@@ -9,6 +9,7 @@ namespace {
 
 // Rounding to eight bits costs twice what moving does.
 constexpr int64_t kQuantiseCost = 2;
+constexpr int64_t kRoundCost = 1;
 
 // Panels of all segments, numbered through.
 int64_t count_panels(std::span<const Panels> segments) {
@@ -105,7 +106,42 @@ void Program::Int8Scratch::reserve(int64_t num_rows, int64_t num_columns, std::s
   for (auto& entry : all) biases.push_back(std::move(entry));
 }
 
-void Program::quantise_before(const View& x, std::span<const Panels> segments) {
+BFloat16Rows Program::BFloat16Scratch::rows(int64_t num_columns) const {
+  return {reinterpret_cast<uint16_t*>(numbers.get()), num_columns};
+}
+
+void Program::BFloat16Scratch::reserve(int64_t num_rows, int64_t num_columns) {
+  // Kernels take rows by kLanes.
+  const int64_t elements = round_up(num_rows) * BFloat16Rows{nullptr, num_columns}.num_tiles() * kSumColumns;
+  if (elements <= num_elements) return;
+  numbers = make_floats(elements / 2);
+  // What lies behind the rows of a step is multiplied too, for nobody.
+  std::fill_n(numbers.get(), elements / 2, 0.0f);
+  num_elements = elements;
+}
+
+template <typename Round>
+void Program::push_before(const View& x, int64_t cost, Round round) {
+  if (!launches_.empty() && launches_.back().wrote && same_rows(*launches_.back().wrote, x)) {
+    Launch& before = launches_.back();
+    before.body = [write = std::move(before.body), round = std::move(round)](const Share& share) {
+      write(share);
+      round(share);
+    };
+    before.cost += cost;
+    return;
+  }
+  push(x.extent, 0, cost, std::move(round));
+  launches_.back().counts_to_next = true;
+}
+
+void Program::round_before(const View& x, std::span<const Panels> segments) {
+  if (activations_ == Activations::kBFloat16) {
+    bfloat16_.reserve(capacity_.of(x.extent), x.width);
+    return push_before(x, kRoundCost * x.width, [this, from = x.rows(), width = x.width](const Share& share) {
+      kernels_.bfloat16->round(from, share.first, share.last, bfloat16_.rows(width));
+    });
+  }
   std::vector<int> offsets;
   for (const Panels& segment : segments)
     if (wants_int8(activations_, segment) &&
@@ -113,21 +149,11 @@ void Program::quantise_before(const View& x, std::span<const Panels> segments) {
       offsets.push_back(segment.offset);
   if (offsets.empty()) return;
   int8_.reserve(capacity_.of(x.extent), x.width, offsets);
-  const auto quantise = [this, from = x.rows(), width = x.width, offsets](const Share& share) {
-    for (const int offset : offsets)
-      kernels_.int8->quantise(from, offset, share.first, share.last, int8_.rows(width, offset));
-  };
-  if (!launches_.empty() && launches_.back().wrote && same_rows(*launches_.back().wrote, x)) {
-    Launch& before = launches_.back();
-    before.body = [write = std::move(before.body), quantise](const Share& share) {
-      write(share);
-      quantise(share);
-    };
-    before.cost += kQuantiseCost * x.width;
-    return;
-  }
-  push(x.extent, 0, kQuantiseCost * x.width, quantise);
-  launches_.back().counts_to_next = true;
+  push_before(x, kQuantiseCost * x.width,
+              [this, from = x.rows(), width = x.width, offsets](const Share& share) {
+                for (const int offset : offsets)
+                  kernels_.int8->quantise(from, offset, share.first, share.last, int8_.rows(width, offset));
+              });
 }
 
 void Program::embedding(std::span<const Panels> weight, const Array<int32_t>& token_ids, const View& out) {
@@ -146,13 +172,15 @@ void Program::linear(const View& x, std::span<const Panels> weight, const View& 
   check_weight(checks, weight, x);
   checks.view("out", out, count_rows(weight), x.extent);
   checks.apart("out", out, "x", x);
-  quantise_before(x, weight);
+  round_before(x, weight);
   Product product{{weight.begin(), weight.end()}, x.rows(), out.rows(), x.width};
   push(out.extent, count_panels(weight), out.width * x.width / 4,
        [this, product = std::move(product)](const Share& share) {
          const auto rows = static_cast<int>(share.num_rows);
          product.cut(share.first, share.last, [&](const Panels& w, int64_t first, int64_t last, Rows to) {
-           if (wants_int8(activations_, w)) {
+           if (activations_ == Activations::kBFloat16) {
+             kernels_.bfloat16->linear(bfloat16_.rows(product.num_columns), rows, w, first, last, to);
+           } else if (wants_int8(activations_, w)) {
              const auto kernel = kernels_.int8->linear[static_cast<int>(w.format)];
              kernel(int8_.rows(product.num_columns, w.offset), rows, w, first, last, to);
            } else {
@@ -174,12 +202,15 @@ void Program::linear_swiglu(const View& x, std::span<const Panels> weight, const
                      std::to_string(kLanes) + " each");
   checks.view("out", out, panels.num_rows / 2, x.extent);
   checks.apart("out", out, "x", x);
-  quantise_before(x, weight);
+  round_before(x, weight);
   const int64_t half = panels.num_panels() / 2;
   push(out.extent, half, panels.num_rows * x.width / 4,
        [this, panels, from = x.rows(), to = out.rows()](const Share& share) {
          const auto rows = static_cast<int>(share.num_rows);
-         if (wants_int8(activations_, panels)) {
+         if (activations_ == Activations::kBFloat16) {
+           kernels_.bfloat16->linear_swiglu(bfloat16_.rows(panels.num_columns), rows, panels, share.first,
+                                            share.last, to);
+         } else if (wants_int8(activations_, panels)) {
            const auto kernel = kernels_.int8->linear_swiglu[static_cast<int>(panels.format)];
            kernel(int8_.rows(panels.num_columns, panels.offset), rows, panels, share.first, share.last, to);
          } else {

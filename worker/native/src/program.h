@@ -13,6 +13,7 @@
 
 #include "ahead.h"
 #include "attention_plan.h"
+#include "bfloat16.h"
 #include "body.h"
 #include "draw.h"
 #include "int8.h"
@@ -40,9 +41,9 @@ struct Launch {
   bool counts_to_next = false;     // added in front of an operator's own launch, to which its time belongs
 };
 
-// What products with quantised weights multiply these with: rows as they are, or rounded to eight bits (see
-// int8.h). Products with other weights take rows as they are.
-enum class Activations { kFloat32, kInt8 };
+// What products and attention are made of. kInt8: rows that meet quantised weights are rounded to eight bits
+// (int8.h), all else is float32. kBFloat16: all products, attention's too, are of bfloat16 (bfloat16.h).
+enum class Activations { kFloat32, kInt8, kBFloat16 };
 
 class Program {
  public:
@@ -148,6 +149,15 @@ class Program {
     // throws.
     void reserve(int64_t num_rows, int64_t num_columns, std::span<const int> offsets);
   };
+  // Rows of activations in bfloat16, those of one product at a time.
+  struct BFloat16Scratch {
+    Floats numbers;
+    int64_t num_elements = 0;
+
+    BFloat16Rows rows(int64_t num_columns) const;
+    // Room for that many rows at least. Nothing has changed where it throws.
+    void reserve(int64_t num_rows, int64_t num_columns);
+  };
   struct Product;
 
   // Of an operator that is to be added. Throws std::logic_error during a run: threads read the list then.
@@ -155,9 +165,12 @@ class Program {
   void push(Extent extent, int64_t num_panels, int64_t cost, Body body);
   // A launch cut by the rows of `out`, its last result.
   void push_rows(const View& out, int64_t cost, Body body);
-  // Rounds x for the product with these segments that is added next, where one asks for it: in the launch
-  // before, if that is cut by rows and wrote x, else in one in front of the product.
-  void quantise_before(const View& x, std::span<const Panels> segments);
+  // Rounds x for the product with these segments that is added next, where one asks for it.
+  void round_before(const View& x, std::span<const Panels> segments);
+  // Rounds x by `round`: in the launch before, if that is cut by rows and wrote x, else in one in front of
+  // the product. `cost` is of a row.
+  template <typename Round>
+  void push_before(const View& x, int64_t cost, Round round);
   void check_rope(const Checks& checks, const Array<int32_t>& position, const Array<float>& cos,
                   const Array<float>& sin, int64_t head_size) const;
   AttentionPlan& check_rows(const Checks& checks, const View& q, const Array<int32_t>& context_len,
@@ -200,6 +213,7 @@ class Program {
   std::vector<Floats> dense_keys_;
   AttentionScratch scratch_;
   Int8Scratch int8_;
+  BFloat16Scratch bfloat16_;
 
   std::vector<Live> live_;
   std::vector<Attending> attending_;

@@ -3,6 +3,8 @@
 #include <cstdio>
 
 #include "attention_case.h"
+#include "bfloat16_case.h"
+#include "gguf_twin.h"
 #include "int8_case.h"
 #include "matrix.h"
 #include "sets.h"
@@ -48,8 +50,24 @@ uint64_t int8_digest(const Kernels& set, uint64_t hash) {
   return hash;
 }
 
+// The same in bfloat16, of plain weights too.
+uint64_t bfloat16_digest(const Kernels& set, uint64_t hash) {
+  for (const KindInfo& info : kinds()) {
+    const PackedMatrix w = gguf_twin::Rows(info.kind, 2 * 112, 768, 5).pack();
+    for (const int rows : {1, 6, 29}) {
+      Matrix x = Matrix::random(rows, 768, 6, 4.0f), multiplied(rows, 2 * 112), gated(rows, 112);
+      BFloats rounded = round_rows(set, x);
+      set.bfloat16->linear(rounded.rows(), rows, w.panels(), 0, 14, multiplied.rows());
+      set.bfloat16->linear_swiglu(rounded.rows(), rows, w.panels(), 0, 7, gated.rows());
+      for (const Matrix* out : {&multiplied, &gated}) hash = digest(hash, *out);
+    }
+  }
+  return hash;
+}
+
 uint64_t digest_of(const Kernels& set) {
   uint64_t hash = int8_digest(set, attention_digest(set, 14695981039346656037u));
+  hash = bfloat16_digest(set, hash);
   const TestWeight w(2 * 336, 577, 1);
   const std::vector<float> scale = random_floats(577, 2);
   for (int rows = 1; rows <= 17; ++rows) {

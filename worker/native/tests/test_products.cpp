@@ -4,6 +4,7 @@
 #include <string>
 
 #include "../src/program.h"
+#include "bfloat16_case.h"
 #include "check.h"
 #include "gguf_twin.h"
 #include "sets.h"
@@ -160,9 +161,41 @@ void test_int8_is_what_kernels_give_by_hand(const Kernels& set) {
   }
 }
 
+// As multiply_by_hand, in bfloat16, of all formats alike.
+Matrix multiply_bfloats_by_hand(const Kernels& set, Matrix x, const PackedMatrix& weight, bool is_swiglu) {
+  Matrix out(x.num_rows, weight.num_rows() / (is_swiglu ? 2 : 1));
+  BFloats rounded = round_rows(set, x);
+  int64_t column = 0;
+  for (const Panels& w : weight.segments()) {
+    Rows to = out.rows();
+    to.data += column;
+    column += w.num_rows;
+    const auto kernel = is_swiglu ? set.bfloat16->linear_swiglu : set.bfloat16->linear;
+    kernel(rounded.rows(), static_cast<int>(x.num_rows), w, 0, w.num_panels() / (is_swiglu ? 2 : 1), to);
+  }
+  return out;
+}
+
+void test_bfloat16_is_what_kernels_give_by_hand(const Kernels& set) {
+  for (int num_threads = 1; num_threads <= 3; ++num_threads) {
+    Case step(num_threads, set.name, Activations::kBFloat16, mixed(), gated(), narrowing());
+    for (const int64_t tokens : {kTokens, int64_t{1}, int64_t{2}, int64_t{17}}) {
+      step.program.run({tokens, 1, 0});
+      const Matrix normed = step.read(step.normed, tokens), inner = step.read(step.inner, tokens);
+      const auto same = [&](const View& view, const Matrix& expected, const char* name) {
+        CHECK(step.read(view, tokens).same(expected), "%s %s: %ld tokens, %d threads", set.name, name,
+              long{tokens}, num_threads);
+      };
+      same(step.projected, multiply_bfloats_by_hand(set, normed, *mixed().packed, false), "qkv");
+      same(step.inner, multiply_bfloats_by_hand(set, normed, *gated().packed, true), "gate and up");
+      same(step.last, multiply_bfloats_by_hand(set, inner, *narrowing().packed, false), "down");
+    }
+  }
+}
+
 // Far enough from float32 that rounding took place, near enough that it is rounding.
-void test_int8_is_near_float32() {
-  Case rounded(1, nullptr, Activations::kInt8, mixed(), gated(), narrowing());
+void test_rounded_is_near_float32(Activations activations) {
+  Case rounded(1, nullptr, activations, mixed(), gated(), narrowing());
   Case exact(1, nullptr, Activations::kFloat32, mixed(), gated(), narrowing());
   rounded.program.run({8, 1, 0});
   exact.program.run({8, 1, 0});
@@ -178,7 +211,7 @@ void test_int8_is_near_float32() {
 
 // Rounding in front of a product belongs to it, whether in a launch of its own or in the one before.
 void test_launches_are_those_added() {
-  for (const Activations activations : {Activations::kFloat32, Activations::kInt8}) {
+  for (const Activations activations : {Activations::kFloat32, Activations::kInt8, Activations::kBFloat16}) {
     Case step(2, nullptr, activations, mixed(), gated(), narrowing());
     const int64_t total = step.program.run({kTokens, 1, 0});
     const std::vector<int64_t> each = step.program.launch_ns();
@@ -221,8 +254,10 @@ int main() {
   for (const Kernels* set : sets_of_this_machine()) {
     test_a_stack_of_formats_has_the_bits_of_float32(*set);
     test_int8_is_what_kernels_give_by_hand(*set);
+    test_bfloat16_is_what_kernels_give_by_hand(*set);
   }
-  test_int8_is_near_float32();
+  test_rounded_is_near_float32(Activations::kInt8);
+  test_rounded_is_near_float32(Activations::kBFloat16);
   test_launches_are_those_added();
   test_refusals();
   return report();

@@ -183,8 +183,9 @@ class Program:
         max_tokens: Tokens of a step at most.
         max_rows: Rows of a step at most, and rows of logits.
         kernel_set: One of `kernel_sets()`; the fastest by default.
-        activations: What products with quantised weights take their x as: float32, or rounded to eight bits
-            by row and group of 32. Everything else is float32.
+        activations: "float32"; "int8", in which products with quantised weights take their x as rounded to
+            eight bits by row and group of 32; or "bfloat16", to which both sides of every product are
+            rounded, of attention too. Sums, norms and what lies between are float32.
 
     Raises:
         ValueError: A size below 1, a kernel set that is unknown or not for this machine, other activations.
@@ -197,7 +198,7 @@ class Program:
         max_tokens: int,
         max_rows: int,
         kernel_set: str | None = None,
-        activations: Literal["float32", "int8"] = "float32",
+        activations: Literal["float32", "int8", "bfloat16"] = "float32",
     ) -> None: ...
     def embedding(self, weight: PackedMatrix, token_ids: _Array, out: View) -> None:
         """Row token_ids[t] of the weight, which has one format; token_ids is int32 [max_tokens]."""

@@ -24,7 +24,7 @@ struct alignas(64) TileShapes {
 };
 
 // Sums of `num_rows` rows of x with kLanes rows of weights, over 4 * num_words columns. Zeroes all registers.
-// 0 to 3 hold sums, 4 rows of x, 6 and 7 weights; 5 is spare.
+// 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights.
 PAGECAST_INLINE void shape_tiles(int num_rows, int num_words) {
   TileShapes shapes;
   for (int tile = 0; tile < 8; ++tile) {
@@ -54,6 +54,13 @@ PAGECAST_INLINE void zero_tile() {
 template <int kSums, int kX, int kWeights>
 PAGECAST_INLINE void multiply_tiles() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kX), "i"(kWeights));
+}
+
+// sums[r][n] += sum over w of x[r][2w] * weights[w][2n], and of x[r][2w + 1] * weights[w][2n + 1], in
+// bfloat16: see bfloat16.h.
+template <int kSums, int kX, int kWeights>
+PAGECAST_INLINE void multiply_bfloats() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kX), "i"(kWeights));
 }
 
 }  // namespace

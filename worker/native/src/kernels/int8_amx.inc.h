@@ -4,7 +4,7 @@
 
 #include "../kernels.h"
 #include "amx_pass.inc.h"
-#include "int8_gates.inc.h"
+#include "gates.inc.h"
 
 namespace pagecast::PAGECAST_SET {
 namespace {

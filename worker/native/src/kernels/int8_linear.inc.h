@@ -4,7 +4,7 @@
 // cache, and walk it tile by tile.
 #pragma once
 
-#include "int8_gates.inc.h"
+#include "gates.inc.h"
 #include "int8_tile.inc.h"
 
 namespace pagecast::PAGECAST_SET {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention.inc.h"
+#include "bfloat16_linear.inc.h"
 #include "draw.inc.h"
 #include "elementwise.inc.h"
 #include "int8.inc.h"
@@ -32,8 +33,10 @@ constexpr Kernels kKernels = {
     .store_kv = store_kv,
     .rope_store = rope_store,
     .int8 = &kInt8,
+    .bfloat16 = &kBFloat16,
     .draw = &kDraw,
     .attention = &kAttention,
+    .bfloat16_attention = &kAttention,
 };
 
 }  // namespace

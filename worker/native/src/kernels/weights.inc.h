@@ -154,7 +154,8 @@ PAGECAST_INLINE void with_weights(Format format, const Work& work) {
 }
 
 // Columns [first, last) of a panel, kLanes floats each. Of a quantised weight both are multiples of kGroup.
-[[gnu::noinline]] void unpack(const Panels& w, int64_t panel, int64_t first, int64_t last, float* to) {
+[[gnu::noinline, maybe_unused]] void unpack(const Panels& w, int64_t panel, int64_t first, int64_t last,
+                                            float* to) {
   with_weights(w.format, [&](auto weights) {
     using Weights = decltype(weights);
     if constexpr (Weights::kIsQuantised)

@@ -1,7 +1,7 @@
 // out = silu(x @ gate.T) * (x @ up.T), whoever multiplies.
 #pragma once
 
-#include "../int8.h"
+#include "../kernels.h"
 #include "silu.inc.h"
 
 namespace pagecast::PAGECAST_SET {
@@ -10,8 +10,8 @@ namespace {
 // Gates [first, last), `Multiplier::kPanels` of them at a time, whose sums of `Multiplier::kRows` rows are
 // kept while those of the ups are made. multiply(x, first_row, num_rows, w, panel, num_panels, sums, stride)
 // gives sums[r, lane] of rows first_row + r and `num_panels` panels.
-template <class Multiplier>
-void multiply_gates(Multiplier& multiplier, const Int8Rows& x, int num_rows, const Panels& w, int64_t first,
+template <class Multiplier, class X>
+void multiply_gates(Multiplier& multiplier, const X& x, int num_rows, const Panels& w, int64_t first,
                     int64_t last, Rows out) {
   constexpr int64_t kWidth = Multiplier::kPanels * kLanes;
   alignas(64) float gate[Multiplier::kRows * kWidth], up[Multiplier::kRows * kWidth];

@@ -1,0 +1,31 @@
+// Numbers of eight significant bits; see bfloat16.h.
+#pragma once
+
+#include "../bfloat16.h"
+#include "../simd.h"
+
+namespace pagecast::PAGECAST_SET {
+namespace {
+
+// bf(x) as float32. NaN stays NaN; infinite where rounding overflows.
+PAGECAST_INLINE F16 to_bfloat(F16 x) {
+  F16 out;
+  PAGECAST_EACH_PART {
+    const Bits bits = (Bits)x.part[part];
+    const Bits rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+    const Bits magnitude = bits & 0x7fffffffu;
+    const Bits is_nan = (Bits)(magnitude > 0x7f800000u);
+    const Bits counts = (Bits)(magnitude >= 0x27800000u);  // kLeastBFloat's bits
+    out.part[part] = (Native::Vec)(counts & ((is_nan & bits) | (~is_nan & rounded)));
+  }
+  return out;
+}
+
+// The bits of x that store_bfloat would store, x being a bfloat16 already.
+PAGECAST_INLINE void store_bfloat_bits(uint16_t* to, F16 x) {
+  PAGECAST_EACH_PART Native::store_shorts(to + part * Native::kWidth,
+                                          (Native::Ints)((Bits)x.part[part] >> 16));
+}
+
+}  // namespace
+}  // namespace pagecast::PAGECAST_SET
