@@ -11,7 +11,14 @@
 // by the key's scale, then by `scale`, and p[t] by the value's scale before it goes into acc, not into l.
 // Spans are folded into the first one in ascending order:
 //   M' = max(M, m);  C = exp(M - M');  c = exp(m - M');  L = L * C + l * c;  A = A * C + acc * c
-// and out = A / L. Source: online softmax, Milakov and Gimelshein (2018), arXiv:1805.02867, over blocks as in
+// and out = A / L.
+//
+// In bfloat16 two sums differ, with bf() and their order as in bfloat16.h and what is stored rounded too:
+//   s[t] = (sum over d of bf(q[d]) * bf(k[t][d])) * scale
+//   acc = sum over the span's t of bf(p[t]) * bf(v[t])      what is no live token counts as zeros, p and v
+// Of KvType::kInt8 the value's scale goes into bf(p[t] * scale). All else is float32, and l sums p unrounded.
+//
+// Source: online softmax, Milakov and Gimelshein (2018), arXiv:1805.02867, over blocks as in
 // Kwon et al., "PagedAttention" (2023), arXiv:2309.06180.
 #pragma once
 

@@ -61,7 +61,8 @@ void Program::push_attention(const AttentionCall& call, AttentionPlan& plan, int
 
 void Program::attend(const AttentionCall& call, const AttentionPlan& plan, bool is_paged,
                      const Share& share) {
-  const AttentionKernels& kernels = *kernels_.attention;
+  const AttentionKernels& kernels =
+      activations_ == Activations::kBFloat16 ? *kernels_.bfloat16_attention : *kernels_.attention;
   float* scratch = scratch_.threads[static_cast<size_t>(share.thread)].get();
   const int64_t num_kv_heads = call.shape.num_kv_heads;
   for (int64_t i = share.first; i < share.last; ++i) {

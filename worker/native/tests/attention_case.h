@@ -106,12 +106,13 @@ class AttentionCase {
   }
 
   // All tokens' results by a program of `num_threads`, of its third run.
-  std::vector<float> run(int num_threads, const char* set) {
+  std::vector<float> run(int num_threads, const char* set,
+                         pagecast::Activations activations = pagecast::Activations::kFloat32) {
     const auto num_rows = static_cast<int64_t>(rows.size());
     const auto num_floats = static_cast<int64_t>(q.size());
     std::vector<float> arena = this->arena();
     pagecast::Team team(num_threads);
-    pagecast::Program program(team, num_floats / width, num_rows, set);
+    pagecast::Program program(team, num_floats / width, num_rows, set, activations);
     add_to(program, arena, lengths());
     for (int run = 0; run < 3; ++run) {
       std::fill(arena.begin() + num_floats, arena.end(), kNaN);

@@ -120,7 +120,7 @@ void bench(Team& team, const char* set, int context) {
           *std::min_element(dense_us.begin(), dense_us.end()));
 }
 
-// `num_tokens` at the end of a context, over a pool of one type.
+// `num_tokens` at the end of a context, over a pool of one type: in float32 and in bfloat16, in turn.
 void bench_type(Team& team, const char* set, KvType type, int context, int num_tokens) {
   const int64_t blocks = context / kBlock;
   const BlockPool pool(type, 2 * blocks);
@@ -130,17 +130,25 @@ void bench_type(Team& team, const char* set, KvType type, int context, int num_t
   std::vector<float> arena(static_cast<size_t>(2 * floats), 0.01f);
   const View q = {arena.data(), 2 * floats, 0, kWidth, kWidth, Extent::kTokens};
   const View out = {arena.data(), 2 * floats, floats, kWidth, kWidth, Extent::kTokens};
-  Program program(team, num_tokens, 1, set);
+  Program float32(team, num_tokens, 1, set), bfloat16(team, num_tokens, 1, set, Activations::kBFloat16);
   for (int layer = 0; layer < kLayers; ++layer)
-    program.paged_attention(q, pool.view(layer, 0), pool.view(layer, 1), {table.data(), {1, blocks}},
-                            {context_len.data(), {1}}, {query_start.data(), {2}}, 0.125f, out);
-  std::vector<double> us;
-  for (int i = 0; i < 15; ++i) us.push_back(run_us(program, num_tokens));
+    for (Program* program : {&float32, &bfloat16})
+      program->paged_attention(q, pool.view(layer, 0), pool.view(layer, 1), {table.data(), {1, blocks}},
+                               {context_len.data(), {1}}, {query_start.data(), {2}}, 0.125f, out);
+  std::vector<double> us, bfloat16_us;
+  for (int i = 0; i < 15; ++i) {
+    us.push_back(run_us(float32, num_tokens));
+    bfloat16_us.push_back(run_us(bfloat16, num_tokens));
+  }
   const double bytes = 2.0 * kLayers * kKvHeads * blocks * static_cast<double>(pool.head_stride);
   const double macs = 2.0 * kLayers * kWidth * num_tokens * (context - 0.5 * (num_tokens - 1));
   const double best = *std::min_element(us.begin(), us.end());
-  std::printf("%-8s context %d, %d tokens: %.2f ms, best %.2f: %.1f GB/s, %.1f GMAC/s\n", name_of(type),
-              context, num_tokens, median(us) / 1e3, best / 1e3, bytes / best / 1e3, macs / best / 1e3);
+  const double best_bfloat16 = *std::min_element(bfloat16_us.begin(), bfloat16_us.end());
+  std::printf(
+      "%-8s context %d, %d tokens: %.2f ms, best %.2f: %.1f GB/s, %.1f GMAC/s; in bfloat16 %.2f ms, "
+      "best %.2f: %.1f GMAC/s, %.2f times as fast\n",
+      name_of(type), context, num_tokens, median(us) / 1e3, best / 1e3, bytes / best / 1e3, macs / best / 1e3,
+      median(bfloat16_us) / 1e3, best_bfloat16 / 1e3, macs / best_bfloat16 / 1e3, best / best_bfloat16);
 }
 
 }  // namespace

@@ -95,6 +95,14 @@ class Pool {
         write(scale_place(is_key, slot, head), (1.5f + 0.5f * random.uniform()) / 127.0f);
   }
 
+  // Sets an element that is no less exact than x: one of float32, or of bfloat16 that x is.
+  void set(bool is_key, int64_t slot, int head, int d, float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const size_t at = place(is_key, slot, head, d);
+    shape.type == pagecast::KvType::kFloat32 ? write(at, x) : write(at, static_cast<uint16_t>(bits >> 16));
+  }
+
   // Sets all bits of a token's key and value, and of their scales.
   void poison(int64_t slot, int head) {
     const auto bytes = static_cast<size_t>(pagecast::element_bytes(shape.type));

@@ -31,6 +31,9 @@ uint64_t attention_digest(const Kernels& set, uint64_t hash) {
   for (const KvShape& shape : {KvShape{16, 64, 9, 3}, KvShape{32, 80, 4, 4}}) {
     hash = hash_bits(AttentionCase(shape, {{1, 333}, {0, 5}, {21, 90}, {1, 64}}).run(1, set.name), hash);
     hash = hash_bits(AttentionCase(shape, {{1, 300}, {1, 65}}).run(4, set.name), hash);
+    const auto in_bfloat16 = Activations::kBFloat16;
+    hash = hash_bits(AttentionCase(shape, {{1, 333}, {0, 5}, {21, 90}}).run(1, set.name, in_bfloat16), hash);
+    hash = hash_bits(AttentionCase(shape, {{1, 300}, {1, 65}}).run(4, set.name, in_bfloat16), hash);
   }
   return hash;
 }

@@ -6,74 +6,14 @@
 #include "../attention.h"
 #include "../simd.h"
 #include "attention_step.inc.h"
+#include "attention_totals.inc.h"
 
 namespace pagecast::PAGECAST_SET {
 namespace {
 
-// Where tokens [start, end) of a span are, by `find`(group), which gives the elements of a group's keys and
-// values and their scales.
-template <typename Kv, typename Find>
-PAGECAST_INLINE Place<Kv> place_of(int64_t key_stride, int start, int end, Find find) {
-  Place<Kv> place;
-  place.key_stride = key_stride;
-  const int last = (end - start - 1) / kLanes;
-  for (int group = 0; group < kSpanGroups; ++group) find(place, group, group < last ? group : last);
-  return place;
-}
-
-template <typename KvOf>
-struct PagedSource {
-  using Kv = KvOf;
-  KvLayer keys;
-  KvLayer values;
-  const int32_t* blocks;
-  int block_size;
-  int head_size;
-
-  PAGECAST_INLINE PagedSource make(const AttentionCall& call, int row) {
-    return {call.keys, call.values, call.block_table + row * call.table_stride, call.shape.block_size,
-            call.shape.head_size};
-  }
-  PAGECAST_MEMBER Place<Kv> at(int start, int end, int head) const {
-    const int64_t num_elements = int64_t{block_size} * head_size;
-    return place_of<Kv>(block_size, start, end, [&](Place<Kv>& place, int group, int live_group) {
-      const int token = start + live_group * kLanes;
-      const int64_t block = blocks[token / block_size];
-      const int64_t slot = token % block_size;
-      const HeadBlock<Kv> key = head_block<Kv>(keys, block, head, num_elements);
-      const HeadBlock<Kv> value = head_block<Kv>(values, block, head, num_elements);
-      place.keys[group] = key.elements + slot;
-      place.values[group] = value.elements + slot * head_size;
-      place.key_scales[group] = scale_at(key, slot);
-      place.value_scales[group] = scale_at(value, slot);
-    });
-  }
-};
-
-struct DenseSource {
-  using Kv = Float32Kv;
-  KvLayer keys;
-  KvLayer values;
-  int head_size;
-
-  PAGECAST_INLINE DenseSource make(const AttentionCall& call, int) {
-    return {call.keys, call.values, call.shape.head_size};
-  }
-  PAGECAST_MEMBER Place<Kv> at(int start, int end, int head) const {
-    const HeadBlock<Kv> key = head_block<Kv>(keys, 0, head, 0);
-    const HeadBlock<Kv> value = head_block<Kv>(values, 0, head, 0);
-    return place_of<Kv>(kLanes, start, end, [&](Place<Kv>& place, int group, int live_group) {
-      const int64_t at = int64_t{start + live_group * kLanes} * head_size;
-      place.keys[group] = key.elements + at;
-      place.values[group] = value.elements + at;
-      place.key_scales[group] = place.value_scales[group] = nullptr;
-    });
-  }
-};
-
 // m, l and acc of one span, in every head's tile, for the queries from `first_query`, the first that sees any
 // of it. `room` is for a span of one head as floats.
-template <typename Source>
+template <typename In, typename Source>
 void span_of(const Source& source, const AttentionItem& item, const Tile* tiles, int first_query, int span,
              float* room) {
   const int num_tiles = item.last_head - item.first_head;
@@ -85,7 +25,7 @@ void span_of(const Source& source, const AttentionItem& item, const Tile* tiles,
   const int start = span * kSpanTokens;
   const int live = item.first_position + first_query + 1 - start;
   // Where many vectors go along, it pays to make floats of the span once for all of them.
-  const bool is_spread = num_chunks(tiles[0].group, item.num_queries - first_query) > 2;
+  const bool is_spread = num_chunks<In>(tiles[0].group, item.num_queries - first_query) > 2;
   auto place = source.at(start, end_of(start), item.first_head);
   for (int i = 0; i < num_tiles; ++i) {
     auto next = place;
@@ -95,62 +35,12 @@ void span_of(const Source& source, const AttentionItem& item, const Tile* tiles,
       next = source.at(start + kSpanTokens, end_of(start + kSpanTokens), item.first_head);
     }
     if (is_spread) {
-      const Place<SpreadKv> floats = spread(place, tiles[i].head_size, end_of(start) - start, room, next);
-      tile_span(tiles[i], first_query, live, floats, floats);
+      const Place<SpreadKv> floats = spread<In>(place, tiles[i].head_size, end_of(start) - start, room, next);
+      tile_span<In>(tiles[i], first_query, live, floats, floats);
     } else {
-      tile_span(tiles[i], first_query, live, place, next);
+      tile_span<In>(tiles[i], first_query, live, place, next);
     }
     place = next;
-  }
-}
-
-// Totals of some query vectors over spans.
-struct Totals {
-  float* m;    // [count]
-  float* l;    // [count]
-  float* acc;  // [count, head_size]
-};
-
-// Folds m, l and acc of `count` vectors into totals; the first span is taken as it is.
-void fold(const Totals& to, const Totals& from, int count, int head_size, bool is_first) {
-  for (int begin = 0; begin < count; begin += kLanes) {
-    const int n = count - begin < kLanes ? count - begin : kLanes;
-    const F16 m = load_n(from.m + begin, n);
-    const F16 l = load_n(from.l + begin, n);
-    const F16 total_m = is_first ? m : load_n(to.m + begin, n);
-    const F16 peak = max(total_m, m);
-    const F16 total_share = exp(total_m - peak);
-    const F16 share = exp(m - peak);
-    store_n(to.m + begin, peak, n);
-    store_n(to.l + begin, is_first ? l : fma(l, share, load_n(to.l + begin, n) * total_share), n);
-    float shares[kLanes], total_shares[kLanes];
-    store(shares, share);
-    store(total_shares, total_share);
-    for (int i = 0; i < n; ++i) {
-      float* total = to.acc + int64_t{begin + i} * head_size;
-      const float* acc = from.acc + int64_t{begin + i} * head_size;
-      for (int d = 0; d < head_size; d += kLanes) {
-        const F16 part = load(acc + d);
-        store(total + d, is_first
-                             ? part
-                             : fma(part, broadcast(shares[i]), load(total + d) * broadcast(total_shares[i])));
-      }
-    }
-  }
-}
-
-void write_out(const AttentionCall& call, const AttentionItem& item, int kv_head, const Totals& totals) {
-  const int group = call.shape.num_heads / call.shape.num_kv_heads;
-  const int head_size = call.shape.head_size;
-  for (int query = 0; query < item.num_queries; ++query) {
-    float* out =
-        call.out.data + (item.first_query + query) * call.out.stride + int64_t{kv_head} * group * head_size;
-    for (int head = 0; head < group; ++head) {
-      const int vector = query * group + head;
-      const F16 l = broadcast(totals.l[vector]);
-      for (int d = 0; d < head_size; d += kLanes)
-        store(out + int64_t{head} * head_size + d, load(totals.acc + int64_t{vector} * head_size + d) / l);
-    }
   }
 }
 
@@ -173,13 +63,18 @@ HeadState lay_out(const AttentionCall& call, const AttentionItem& item, int kv_h
           {m + 2 * padded, m + 3 * padded, at + 2 * vectors}};
 }
 
+template <typename In>
 void read_queries(const AttentionCall& call, const AttentionItem& item, const Tile& tile) {
   for (int query = 0; query < item.num_queries; ++query) {
     const float* q = call.q.data + (item.first_query + query) * call.q.stride +
                      int64_t{tile.kv_head} * tile.group * tile.head_size;
     for (int head = 0; head < tile.group; ++head)
-      for (int d = 0; d < tile.head_size; ++d)
-        tile.q[int64_t{d} * tile.count + query * tile.group + head] = q[int64_t{head} * tile.head_size + d];
+      for (int d = 0; d < tile.head_size; d += kLanes) {
+        float rounded[kLanes];
+        store(rounded, In::round(load(q + int64_t{head} * tile.head_size + d)));
+        float* to = tile.q + int64_t{d} * tile.count + query * tile.group + head;
+        for (int i = 0; i < kLanes; ++i) to[i * tile.count] = rounded[i];
+      }
   }
 }
 
@@ -195,7 +90,7 @@ PAGECAST_INLINE void for_heads(AttentionItem item, Work work) {
   }
 }
 
-template <typename Source>
+template <typename In, typename Source>
 void attend(const AttentionCall& call, const AttentionItem& whole, float* scratch) {
   const Source source = Source::make(call, whole.row);
   for_heads(whole, [&](const AttentionItem& item) {
@@ -206,12 +101,12 @@ void attend(const AttentionCall& call, const AttentionItem& whole, float* scratc
       const HeadState state = lay_out(call, item, item.first_head + i, scratch);
       tiles[i] = state.tile;
       totals[i] = state.totals;
-      read_queries(call, item, tiles[i]);
+      read_queries<In>(call, item, tiles[i]);
     }
     for (int span = item.first_span; span < item.last_span; ++span) {
       const int unseen = span * kSpanTokens - item.first_position;
       const int first_query = unseen > 0 ? unseen : 0;
-      span_of(source, item, tiles, first_query, span, scratch);
+      span_of<In>(source, item, tiles, first_query, span, scratch);
       for (int i = 0; i < num_tiles; ++i) {
         const Tile& tile = tiles[i];
         const int first = first_query * tile.group;
@@ -224,7 +119,7 @@ void attend(const AttentionCall& call, const AttentionItem& whole, float* scratc
   });
 }
 
-template <typename Source>
+template <typename In, typename Source>
 void attend_spans(const AttentionCall& call, const AttentionItem& whole, float* scratch, float* partials) {
   const int64_t padded = round_up(call.shape.num_heads / call.shape.num_kv_heads);
   const Source source = Source::make(call, whole.row);
@@ -233,7 +128,7 @@ void attend_spans(const AttentionCall& call, const AttentionItem& whole, float* 
     Tile tiles[kMaxHeads];
     for (int i = 0; i < num_tiles; ++i) {
       tiles[i] = lay_out(call, item, item.first_head + i, scratch).tile;
-      read_queries(call, item, tiles[i]);
+      read_queries<In>(call, item, tiles[i]);
     }
     for (int span = item.first_span; span < item.last_span; ++span) {
       for (int i = 0; i < num_tiles; ++i) {
@@ -242,7 +137,7 @@ void attend_spans(const AttentionCall& call, const AttentionItem& whole, float* 
         tiles[i].l = tiles[i].m + padded;
         tiles[i].acc = tiles[i].l + padded;
       }
-      span_of(source, item, tiles, 0, span, scratch);
+      span_of<In>(source, item, tiles, 0, span, scratch);
     }
   });
 }
@@ -262,18 +157,24 @@ void merge_spans(const AttentionCall& call, const AttentionItem& item, int num_s
   }
 }
 
+template <typename In>
 void attend_paged(const AttentionCall& call, const AttentionItem& item, float* scratch) {
-  with_kv(call.shape.type, [&](auto kv) { attend<PagedSource<decltype(kv)>>(call, item, scratch); });
+  with_kv(call.shape.type, [&](auto kv) { attend<In, PagedSource<decltype(kv)>>(call, item, scratch); });
 }
 
+template <typename In>
 void attend_paged_spans(const AttentionCall& call, const AttentionItem& item, float* scratch,
                         float* partials) {
   with_kv(call.shape.type,
-          [&](auto kv) { attend_spans<PagedSource<decltype(kv)>>(call, item, scratch, partials); });
+          [&](auto kv) { attend_spans<In, PagedSource<decltype(kv)>>(call, item, scratch, partials); });
 }
 
-constexpr AttentionKernels kAttention = {attend_paged, attend<DenseSource>, attend_paged_spans,
-                                         attend_spans<DenseSource>, merge_spans};
+template <typename In>
+constexpr AttentionKernels kAttentionIn = {attend_paged<In>, attend<In, DenseSource>, attend_paged_spans<In>,
+                                           attend_spans<In, DenseSource>, merge_spans};
+
+constexpr AttentionKernels kAttention = kAttentionIn<InFloat32>;
+constexpr AttentionKernels kBFloat16Attention = kAttentionIn<InBFloat16>;
 
 }  // namespace
 }  // namespace pagecast::PAGECAST_SET

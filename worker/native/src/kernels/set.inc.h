@@ -36,7 +36,7 @@ constexpr Kernels kKernels = {
     .bfloat16 = &kBFloat16,
     .draw = &kDraw,
     .attention = &kAttention,
-    .bfloat16_attention = &kAttention,
+    .bfloat16_attention = &kBFloat16Attention,
 };
 
 }  // namespace
