@@ -77,12 +77,22 @@ PAGECAST_INLINE int64_t tile_floats(int64_t count, int64_t head_size) {
 // Floats of a span's keys and values of one head.
 PAGECAST_INLINE int64_t span_floats(int64_t head_size) { return 2 * kSpanTokens * head_size; }
 
+// The same for a KV head whose products are made by tiles of AMX: what a span is in bfloat16, as many
+// queries, then m, l and acc of one tile's rows and of all.
+PAGECAST_INLINE int64_t amx_floats(int64_t count, int64_t head_size) {
+  const int64_t depth = (head_size + 31) / 32 * 32, rows = round_up(count);
+  return kSpanTokens * (depth + head_size) / 2 + kLanes * (kSpanTokens + kSpanTokens / 2) + rows * depth / 2 +
+         (kLanes + rows) * (2 + head_size);
+}
+
 // Floats of scratch that a thread needs: items have one query and any heads, or several queries and one head.
 PAGECAST_INLINE int64_t attention_scratch_floats(const KvShape& shape) {
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   const int64_t one_query = shape.num_kv_heads * tile_floats(group, shape.head_size);
   const int64_t one_head = tile_floats(kMaxTileQueries * group, shape.head_size);
-  return span_floats(shape.head_size) + (one_query > one_head ? one_query : one_head);
+  const int64_t floats = span_floats(shape.head_size) + (one_query > one_head ? one_query : one_head);
+  const int64_t of_amx = amx_floats(kMaxTileQueries * group, shape.head_size);
+  return floats > of_amx ? floats : of_amx;
 }
 
 struct AttentionKernels {

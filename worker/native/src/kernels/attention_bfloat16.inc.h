@@ -7,14 +7,6 @@
 namespace pagecast::PAGECAST_SET {
 namespace {
 
-// Types whose elements are bfloat16 once tiny ones are zeros, and those that need nothing.
-template <typename Kv>
-inline constexpr bool kIsShort = false;
-template <>
-inline constexpr bool kIsShort<BFloat16Kv> = true;
-template <typename Kv>
-inline constexpr bool kIsRounded = kHasScales<Kv> || !kIsFetched<Kv>;
-
 struct InBFloat16 {
   static constexpr int kChains = 2;
   PAGECAST_INLINE F16 round(F16 x) { return to_bfloat(x); }

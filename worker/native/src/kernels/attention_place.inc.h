@@ -41,6 +41,14 @@ inline constexpr bool kIsFetched = true;
 template <>
 inline constexpr bool kIsFetched<SpreadKv> = false;
 
+// Types whose elements are bfloat16 once tiny ones are zeros, and those that need nothing.
+template <typename Kv>
+inline constexpr bool kIsShort = false;
+template <>
+inline constexpr bool kIsShort<BFloat16Kv> = true;
+template <typename Kv>
+inline constexpr bool kIsRounded = kHasScales<Kv> || !kIsFetched<Kv>;
+
 // The query vectors of an item that share a KV head, query by query, heads of the group within, and their
 // state over one span.
 struct Tile {

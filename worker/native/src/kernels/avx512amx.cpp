@@ -3,6 +3,7 @@
 #define PAGECAST_SET avx512amx
 #include "../simd/avx512.h"
 #include "bfloat16_amx.inc.h"
+#include "attention_amx.inc.h"
 #include "int8_amx.inc.h"
 
 namespace pagecast {
@@ -13,6 +14,7 @@ const Kernels& avx512amx_kernels() {
     copy.name = "avx512amx";
     copy.int8 = &avx512amx::int8_kernels();
     copy.bfloat16 = &avx512amx::bfloat16_kernels();
+    copy.bfloat16_attention = &avx512amx::bfloat16_attention_kernels();
     return copy;
   }();
   return kernels;

@@ -1,0 +1,142 @@
+// A span's keys and values as tiles of bfloat16, and the weights of its values. The order of additions is
+// that of attention.h; so are the bits.
+#pragma once
+
+#include "amx_tiles.inc.h"
+#include "attention_place.inc.h"
+#include "bfloat16_round.inc.h"
+
+namespace pagecast::PAGECAST_SET {
+namespace {
+
+inline constexpr int64_t kTileShorts = int64_t{kTileRows} * kSumColumns;
+
+// What a span is for the query vectors of an item that share a KV head.
+struct SpanTiles {
+  int head_size;
+  int depth;       // head_size up to a multiple of kSumColumns
+  uint16_t* keys;  // [depth / kSumColumns][kSpanGroups] tiles, row j: (d = 2j, d = 2j + 1) of each token
+  uint16_t*
+      values;     // [kSpanTokens / kSumColumns][head_size / kLanes] tiles, row j: (t = 2j, t = 2j + 1) of each d
+  float* scores;  // [kTileRows, kSpanTokens]
+  uint16_t* shares;  // the same: weights of the values
+};
+
+// Words of bfloat16, +0 where they are less than counts.
+PAGECAST_INLINE __m512i counting(__m512i words) {
+  const __m512i magnitude = _mm512_and_si512(words, _mm512_set1_epi16(0x7fff));
+  return _mm512_maskz_mov_epi16(_mm512_cmpge_epu16_mask(magnitude, _mm512_set1_epi16(0x2780)), words);
+}
+
+// To nearest, halves to even: those of `first`, then those of `second`.
+PAGECAST_INLINE __m512i to_words(F16 first, F16 second) {
+  return counting((__m512i)_mm512_cvtne2ps_pbh(second.part[0], first.part[0]));
+}
+
+// Word i of sixteen numbers at `even`, then that of those at `odd`.
+template <typename Kv>
+PAGECAST_INLINE __m512i load_pairs(const typename Kv::Element* even, const typename Kv::Element* odd) {
+  // Word 2i is word i, word 2i + 1 word 16 + i.
+  const auto lane = (Bits)_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const auto index = (__m512i)(lane * 0x10001u + 0x100000u);
+  __m512i words;
+  if constexpr (kIsShort<Kv>) {
+    const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(even)));
+    words = counting(_mm512_inserti64x4(low, _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(odd)), 1));
+  } else {
+    words = to_words(Kv::load(even), Kv::load(odd));
+  }
+  return _mm512_permutexvar_epi16(index, words);
+}
+
+// Columns beyond head_size: zeros, as those of the queries are.
+PAGECAST_INLINE void clear_padding(const SpanTiles& tiles) {
+  if (tiles.depth == tiles.head_size) return;
+  uint16_t* last = tiles.keys + int64_t{tiles.depth / kSumColumns - 1} * kSpanGroups * kTileShorts;
+  for (int group = 0; group < kSpanGroups; ++group)
+    for (int row = kTileRows / 2; row < kTileRows; ++row)
+      _mm512_storeu_si512(last + group * kTileShorts + row * kSumColumns, _mm512_setzero_si512());
+}
+
+// Keys of `num_groups` groups. Meanwhile the values are fetched.
+template <typename Kv>
+void make_keys(const SpanTiles& tiles, const Place<Kv>& place, int num_groups) {
+  for (int d = 0; d < tiles.head_size; d += 2)
+    for (int group = 0; group < num_groups; ++group) {
+      const auto* from = place.keys[group] + d * place.key_stride;
+      uint16_t* tile = tiles.keys + (d / kSumColumns * kSpanGroups + group) * kTileShorts;
+      _mm512_storeu_si512(tile + d % kSumColumns / 2 * kSumColumns, load_pairs<Kv>(from, from + place.key_stride));
+      for (int n = d; n < d + 2; ++n)
+        if (n % kPerLine<Kv> == 0) fetch_values(place, group, n);
+    }
+}
+
+// Values of `live` tokens, and zeros up to a whole block. Meanwhile the keys of what comes next are fetched.
+template <typename Kv>
+void make_values(const SpanTiles& tiles, const Place<Kv>& place, int live, const Place<Kv>& next) {
+  const int num_columns = tiles.head_size / kLanes;
+  for (int t = 0; t < live || t % kSumColumns != 0; t += 2) {
+    uint16_t* row = tiles.values + t / kSumColumns * num_columns * kTileShorts + t % kSumColumns / 2 * kSumColumns;
+    const int group = t / kLanes;
+    const __mmask32 seen = t + 1 < live ? 0xffffffffu : t < live ? 0x55555555u : 0u;
+    const auto* from = place.values[group] + int64_t{t % kLanes} * tiles.head_size;
+    for (int column = 0; column < num_columns; ++column, from += kLanes, row += kTileShorts) {
+      const __m512i pairs = load_pairs<Kv>(from, from + tiles.head_size);
+      _mm512_storeu_si512(row, _mm512_maskz_mov_epi16(seen, pairs));
+      const int n = t % kLanes * num_columns + column;
+      if (n % kPerLine<Kv> == 0) fetch_keys(next, group, n);
+      if ((n + num_columns) % kPerLine<Kv> == 0) fetch_keys(next, group, n + num_columns);
+    }
+  }
+}
+
+// e^x of x <= 0 and NaN: simd.h's, without what it does for greater ones.
+PAGECAST_INLINE F16 exp_below(F16 x) {
+  const F16 magic = broadcast(12582912.0f);
+  const F16 n = fma(x, broadcast(1.44269504f), magic) - magic;
+  F16 r = fma(n, broadcast(-0.693359375f), x);
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  F16 p = broadcast(1.9875691500e-4f);
+  p = fma(p, r, broadcast(1.3981999507e-3f));
+  p = fma(p, r, broadcast(8.3334519073e-3f));
+  p = fma(p, r, broadcast(4.1665795894e-2f));
+  p = fma(p, r, broadcast(1.6666665459e-1f));
+  p = fma(p, r, broadcast(5.0000001201e-1f));
+  p = fma(p, r * r, r) + broadcast(1.0f);
+  const __mmask16 counts = _mm512_cmp_ps_mask(x.part[0], _mm512_set1_ps(-87.33f), _CMP_NLT_UQ);
+  return {{_mm512_maskz_scalef_ps(counts, p.part[0], n.part[0])}};
+}
+
+// Makes of a row's scores its m, its l and its shares; it sees `live` tokens.
+template <typename Kv, bool kIsWhole>
+PAGECAST_INLINE void weigh_row(const SpanTiles& tiles, const Place<Kv>& place, int row, int live, float scale,
+                               float* m, float* l) {
+  const float* scores = tiles.scores + row * kSpanTokens;
+  F16 s[kSpanGroups];
+#pragma GCC unroll 4
+  for (int g = 0; g < kSpanGroups; ++g) {
+    s[g] = load(scores + g * kLanes);
+    if constexpr (kHasScales<Kv>) s[g] = s[g] * load(place.key_scales[g]);
+    s[g] = s[g] * broadcast(scale);
+    if constexpr (!kIsWhole) s[g] = select(first_n(live - g * kLanes), s[g], broadcast(-__builtin_inff()));
+  }
+  const float top = max_lane(max(max(s[0], s[1]), max(s[2], s[3])));
+  m[row] = top > -__builtin_inff() ? top : -__builtin_inff();
+  const F16 peak = broadcast(m[row]);
+#pragma GCC unroll 4
+  for (int g = 0; g < kSpanGroups; ++g) s[g] = exp_below(s[g] - peak);
+  l[row] = sum((s[0] + s[1]) + (s[2] + s[3]));
+  if constexpr (kHasScales<Kv>)
+#pragma GCC unroll 4
+    for (int g = 0; g < kSpanGroups; ++g) {
+      s[g] = s[g] * load(place.value_scales[g]);
+      // A scale of a token that isn't seen may be anything.
+      if constexpr (!kIsWhole) s[g] = select(first_n(live - g * kLanes), s[g], zero());
+    }
+  uint16_t* shares = tiles.shares + row * kSpanTokens;
+  _mm512_storeu_si512(shares, to_words(s[0], s[1]));
+  _mm512_storeu_si512(shares + kSumColumns, to_words(s[2], s[3]));
+}
+
+}  // namespace
+}  // namespace pagecast::PAGECAST_SET
