@@ -1,8 +1,8 @@
 // Arithmetic in bfloat16: both sides of a product are rounded to eight significant bits, and sums are
 // float32.
 //
-// A number becomes bf(x): to nearest, halves to even, and +0 where |x| < kLeastBFloat. A sum of products over
-// k is made in blocks of kSumColumns columns, ascending, from 0:
+// A number becomes bf(x): to nearest, halves to even, then +0 where that is less than kLeastBFloat. A sum of
+// products over k is made in blocks of kSumColumns columns, ascending, from 0:
 //   even = fma(x[0], w[0], +0), fma(x[2], w[2], even), ..;  odd = fma(x[1], w[1], +0), fma(x[3], w[3], odd),
 //   .. y = y + (even + odd)
 // where columns beyond the last one are zeros. That is what AMX's tdpbf16ps does with tiles of 32 columns,

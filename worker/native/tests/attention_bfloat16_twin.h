@@ -7,15 +7,7 @@
 #include <vector>
 
 #include "attention_case.h"
-
-// To eight significant bits, halves to even; zero where it is tiny.
-inline float bfloat_twin(float x) {
-  if (std::isnan(x) || std::isinf(x)) return x;
-  if (std::fabs(x) < 0x1p-48f) return 0.0f;
-  int exponent;
-  const double fraction = std::frexp(static_cast<double>(x), &exponent);
-  return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(fraction, 8)), exponent - 8));
-}
+#include "bfloat16_case.h"
 
 // The kernels' e^x, operation by operation, of x <= 0 and NaN.
 inline float exp_twin(float x) {
@@ -30,19 +22,6 @@ inline float exp_twin(float x) {
     p = std::fma(p, r, term);
   p = std::fma(p, r * r, r) + 1.0f;
   return std::ldexp(p, static_cast<int>(n));
-}
-
-// Sum of products of bfloat16 numbers, `x(i)` and `y(i)`.
-template <typename X, typename Y>
-float bfloat_sum_twin(int count, X x, Y y) {
-  float sum = 0.0f;
-  for (int block = 0; block < count; block += 32) {
-    float chain[2] = {0.0f, 0.0f};
-    for (int i = block; i < std::min(block + 32, count); ++i)
-      chain[i % 2] = std::fma(x(i), y(i), chain[i % 2]);
-    sum += chain[0] + chain[1];
-  }
-  return sum;
 }
 
 // Pairwise: 16, 8, 4, 2, 1 lanes of groups 0 + 1 and 2 + 3.
@@ -71,9 +50,9 @@ inline std::vector<float> bfloat16_twin(AttentionCase& rows, int64_t row, int qu
     float m = -kInf;
     for (int t = 0; t < live; ++t) {
       const int64_t slot = rows.slot(row, start + t);
-      s[t] = bfloat_sum_twin(
-          size, [&](int d) { return q[static_cast<size_t>(d)]; },
-          [&](int d) { return bfloat_twin(rows.pool.element(true, slot, h, d)); });
+      s[t] = sum_twin(
+          true, size, [&](int64_t d) { return q[static_cast<size_t>(d)]; },
+          [&](int64_t d) { return bfloat_twin(rows.pool.element(true, slot, h, d)); });
       if (shape.type == pagecast::KvType::kInt8) s[t] *= rows.pool.scale(true, slot, h);
       s[t] *= rows.scale;
       m = std::max(m, s[t]);
@@ -88,9 +67,9 @@ inline std::vector<float> bfloat16_twin(AttentionCase& rows, int64_t row, int qu
     total_m = peak;
     total_l = start == 0 ? l : std::fma(l, share, total_l * total_share);
     for (int d = 0; d < size; ++d) {
-      const float acc = bfloat_sum_twin(
-          live, [&](int t) { return weight[t]; },
-          [&](int t) { return bfloat_twin(rows.pool.element(false, rows.slot(row, start + t), h, d)); });
+      const float acc = sum_twin(
+          true, live, [&](int64_t t) { return weight[t]; },
+          [&](int64_t t) { return bfloat_twin(rows.pool.element(false, rows.slot(row, start + t), h, d)); });
       float& sum = total[static_cast<size_t>(d)];
       sum = start == 0 ? acc : std::fma(acc, share, sum * total_share);
     }

@@ -11,10 +11,10 @@
 // bf(x): of the two nearest numbers of eight significant bits the nearer one, the even one of two as near.
 inline float bfloat_twin(float x) {
   if (std::isnan(x) || std::isinf(x)) return x;
-  if (std::fabs(x) < pagecast::kLeastBFloat) return 0.0f;
   int exponent;
   const double fraction = std::frexp(static_cast<double>(x), &exponent);
   const double rounded = std::ldexp(std::nearbyint(std::ldexp(fraction, 8)), exponent - 8);
+  if (std::fabs(rounded) < static_cast<double>(pagecast::kLeastBFloat)) return 0.0f;
   return std::fabs(rounded) >= std::ldexp(1.0, 128) ? std::copysign(kInf, x) : static_cast<float>(rounded);
 }
 

@@ -26,7 +26,8 @@ void test_round(const Kernels& set) {
                                     -kInf,
                                     kNaN,
                                     kLeastBFloat,
-                                    -0x1.fffffep-49f,  // just below the least one
+                                    -0x1.fffffep-49f,  // rounded to the least one
+                                    0x1.fdp-49f,       // just below it
                                     0x1p-126f,
                                     -0x1p-140f};
   for (const int64_t columns : {1, 15, 16, 33, 64, 100}) {

@@ -11,16 +11,11 @@ namespace {
 // Fewer don't pay for making tiles of a span.
 inline constexpr int kLeastVectors = 8;
 
-// sums[r][n] += x[r][2j + i] * weights[j][2n + i]; see bfloat16.h.
-template <int kSums, int kX, int kWeights>
-PAGECAST_INLINE void add_products_of_tiles() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kX), "i"(kWeights));
-}
-
 // Registers 0 to 3 hold sums, 4 rows, 5 to 7 keys or values.
 template <int kNum>
 struct TileSums {
-  // Over blocks of kSumColumns: those of `x` are side by side, those of `w` at `w_stride` shorts, tile by tile.
+  // Over blocks of kSumColumns: those of `x` are side by side, those of `w` at `w_stride` shorts, tile by
+  // tile.
   PAGECAST_INLINE void add(const uint16_t* x, int64_t x_stride, const uint16_t* w, int64_t w_stride,
                            int num_blocks) {
     each([](auto i) __attribute__((always_inline)) { zero_tile<i.kValue>(); });
@@ -29,7 +24,7 @@ struct TileSums {
       each([&](auto i) __attribute__((always_inline)) {
         constexpr int kWeights = 5 + i.kValue % 3;
         load_tile<kWeights>(w + block * w_stride + i.kValue * kTileShorts, 2 * kSumColumns);
-        add_products_of_tiles<i.kValue, 4, kWeights>();
+        multiply_bfloats<i.kValue, 4, kWeights>();
       });
     }
   }

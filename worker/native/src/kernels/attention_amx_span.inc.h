@@ -17,8 +17,8 @@ struct SpanTiles {
   int depth;       // head_size up to a multiple of kSumColumns
   uint16_t* keys;  // [depth / kSumColumns][kSpanGroups] tiles, row j: (d = 2j, d = 2j + 1) of each token
   uint16_t*
-      values;     // [kSpanTokens / kSumColumns][head_size / kLanes] tiles, row j: (t = 2j, t = 2j + 1) of each d
-  float* scores;  // [kTileRows, kSpanTokens]
+      values;  // [kSpanTokens / kSumColumns][head_size / kLanes] tiles, row j: (t = 2j, t = 2j + 1) of each d
+  float* scores;     // [kTileRows, kSpanTokens]
   uint16_t* shares;  // the same: weights of the values
 };
 
@@ -65,7 +65,8 @@ void make_keys(const SpanTiles& tiles, const Place<Kv>& place, int num_groups) {
     for (int group = 0; group < num_groups; ++group) {
       const auto* from = place.keys[group] + d * place.key_stride;
       uint16_t* tile = tiles.keys + (d / kSumColumns * kSpanGroups + group) * kTileShorts;
-      _mm512_storeu_si512(tile + d % kSumColumns / 2 * kSumColumns, load_pairs<Kv>(from, from + place.key_stride));
+      _mm512_storeu_si512(tile + d % kSumColumns / 2 * kSumColumns,
+                          load_pairs<Kv>(from, from + place.key_stride));
       for (int n = d; n < d + 2; ++n)
         if (n % kPerLine<Kv> == 0) fetch_values(place, group, n);
     }
@@ -76,7 +77,8 @@ template <typename Kv>
 void make_values(const SpanTiles& tiles, const Place<Kv>& place, int live, const Place<Kv>& next) {
   const int num_columns = tiles.head_size / kLanes;
   for (int t = 0; t < live || t % kSumColumns != 0; t += 2) {
-    uint16_t* row = tiles.values + t / kSumColumns * num_columns * kTileShorts + t % kSumColumns / 2 * kSumColumns;
+    uint16_t* row =
+        tiles.values + t / kSumColumns * num_columns * kTileShorts + t % kSumColumns / 2 * kSumColumns;
     const int group = t / kLanes;
     const __mmask32 seen = t + 1 < live ? 0xffffffffu : t < live ? 0x55555555u : 0u;
     const auto* from = place.values[group] + int64_t{t % kLanes} * tiles.head_size;

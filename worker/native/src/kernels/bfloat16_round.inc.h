@@ -13,10 +13,9 @@ PAGECAST_INLINE F16 to_bfloat(F16 x) {
   PAGECAST_EACH_PART {
     const Bits bits = (Bits)x.part[part];
     const Bits rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
-    const Bits magnitude = bits & 0x7fffffffu;
-    const Bits is_nan = (Bits)(magnitude > 0x7f800000u);
-    const Bits counts = (Bits)(magnitude >= 0x27800000u);  // kLeastBFloat's bits
-    out.part[part] = (Native::Vec)(counts & ((is_nan & bits) | (~is_nan & rounded)));
+    const Bits is_nan = (Bits)((bits & 0x7fffffffu) > 0x7f800000u);
+    const Bits counts = (Bits)((rounded & 0x7fffffffu) >= 0x27800000u);  // kLeastBFloat's bits
+    out.part[part] = (Native::Vec)((is_nan & bits) | (~is_nan & counts & rounded));
   }
   return out;
 }
