@@ -30,7 +30,7 @@ namespace pagecast {
 inline constexpr int kSpanTokens = 64;
 inline constexpr int kSpanGroups = kSpanTokens / kLanes;
 inline constexpr int kMaxHeadSize = 256;
-inline constexpr int kMaxTileQueries = 16;
+inline constexpr int kMaxTileQueries = 32;
 
 // What all items of a launch share. Rows of the paged variant find their blocks in `block_table`; the dense
 // one has none: its keys are panels of kLanes tokens in order, its values [context, head_size], one "block" a
@@ -95,6 +95,13 @@ PAGECAST_INLINE int64_t attention_scratch_floats(const KvShape& shape) {
   return floats > of_amx ? floats : of_amx;
 }
 
+// How kernels like rows of several queries to be cut: queries of an item at most, and items for each thread,
+// with fewer of which threads would wait for the one with the last long item.
+struct TileCut {
+  int max_queries = 16;  // up to kMaxTileQueries
+  int items_per_thread = 8;
+};
+
 struct AttentionKernels {
   // All spans of an item: writes its part of `out`.
   void (*paged)(const AttentionCall& call, const AttentionItem& item, float* scratch);
@@ -106,6 +113,7 @@ struct AttentionKernels {
   // Folds partials of spans [0, num_spans) of the heads of a single query into `out`.
   void (*merge)(const AttentionCall& call, const AttentionItem& item, int num_spans, float* scratch,
                 float* partials);
+  TileCut cut = {};
 };
 
 }  // namespace pagecast

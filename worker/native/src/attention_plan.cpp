@@ -16,13 +16,14 @@ int64_t cost_of(const AttentionItem& item) {
 }  // namespace
 
 AttentionPlan::AttentionPlan(const int32_t* context_len, const int32_t* query_start, int num_kv_heads,
-                             int64_t max_context, int64_t max_partials, int num_threads)
+                             int64_t max_context, int64_t max_partials, int num_threads, TileCut cut)
     : context_len_(context_len),
       query_start_(query_start),
       num_kv_heads_(num_kv_heads),
       max_context_(max_context),
       max_partials_(max_partials),
-      num_threads_(num_threads) {}
+      num_threads_(num_threads),
+      cut_(cut) {}
 
 bool AttentionPlan::is_for(const int32_t* context_len, const int32_t* query_start, int num_kv_heads,
                            int64_t max_context, int64_t max_partials) const {
@@ -88,15 +89,16 @@ void AttentionPlan::cut(int64_t num_rows, int64_t num_tokens) {
   for (int64_t row = 0; row < num_rows; ++row) {
     const int64_t num_queries = query_start_[row + 1] - query_start_[row];
     if (num_queries == 0) continue;
-    num_tiles += (num_queries + kMaxTileQueries - 1) / kMaxTileQueries;
+    num_tiles += (num_queries + cut_.max_queries - 1) / cut_.max_queries;
     cost_ += num_queries * num_spans(context_len_[row]);
   }
   const int64_t wanted = int64_t{kItemsPerThread} * num_threads_;
   const bool is_few = num_threads_ > 1 && num_tiles < wanted;
-  int tile_queries = kMaxTileQueries;
+  int tile_queries = cut_.max_queries;
   if (is_few) {
-    const int64_t even = (num_tokens * num_kv_heads_ + wanted - 1) / wanted;
-    tile_queries = static_cast<int>(std::clamp<int64_t>(even, kMinTileQueries, kMaxTileQueries));
+    const int64_t tiles = int64_t{cut_.items_per_thread} * num_threads_;
+    const int64_t even = (num_tokens * num_kv_heads_ + tiles - 1) / tiles;
+    tile_queries = static_cast<int>(std::clamp<int64_t>(even, kMinTileQueries, cut_.max_queries));
   }
   for (int32_t row = 0; row < num_rows; ++row) {
     if (is_few && query_start_[row + 1] - query_start_[row] == 1) {

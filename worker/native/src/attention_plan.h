@@ -16,7 +16,7 @@ class AttentionPlan {
   // `context_len` [max_rows] and `query_start` [max_rows + 1] are read at every run. All split queries of a
   // run have at most `max_partials` spans.
   AttentionPlan(const int32_t* context_len, const int32_t* query_start, int num_kv_heads, int64_t max_context,
-                int64_t max_partials, int num_threads);
+                int64_t max_partials, int num_threads, TileCut cut = {});
 
   bool is_for(const int32_t* context_len, const int32_t* query_start, int num_kv_heads, int64_t max_context,
               int64_t max_partials) const;
@@ -46,7 +46,7 @@ class AttentionPlan {
   }
 
  private:
-  // With fewer items than this for each thread, threads would wait for the one with the last long item.
+  // As TileCut's, of rows of one query.
   static constexpr int kItemsPerThread = 8;
   static constexpr int kMinTileQueries = 4;
   // Sixteen rows of 8,192 tokens of a model with 8 KV heads of 128 have some 35 MB.
@@ -62,6 +62,7 @@ class AttentionPlan {
   int64_t max_context_;
   int64_t max_partials_;
   int num_threads_;
+  TileCut cut_;
   std::vector<AttentionItem> items_;
   int32_t num_splits_ = 0;
   int32_t num_partials_ = 0;

@@ -11,6 +11,10 @@ std::string number(int64_t value) { return std::to_string(value); }
 
 }  // namespace
 
+const AttentionKernels& Program::attention_kernels() const {
+  return activations_ == Activations::kBFloat16 ? *kernels_.bfloat16_attention : *kernels_.attention;
+}
+
 AttentionPlan& Program::check_rows(const Checks& checks, const View& q, const Array<int32_t>& context_len,
                                    const Array<int32_t>& query_start, const KvShape& shape,
                                    int64_t max_context, const View& out) {
@@ -30,7 +34,8 @@ AttentionPlan& Program::check_rows(const Checks& checks, const View& q, const Ar
     if (plan->is_for(context_len.data, query_start.data, shape.num_kv_heads, max_context, max_partials))
       return *plan;
   plans_.push_back(std::make_unique<AttentionPlan>(context_len.data, query_start.data, shape.num_kv_heads,
-                                                   max_context, max_partials, team_.size()));
+                                                   max_context, max_partials, team_.size(),
+                                                   attention_kernels().cut));
   return *plans_.back();
 }
 
@@ -61,8 +66,7 @@ void Program::push_attention(const AttentionCall& call, AttentionPlan& plan, int
 
 void Program::attend(const AttentionCall& call, const AttentionPlan& plan, bool is_paged,
                      const Share& share) {
-  const AttentionKernels& kernels =
-      activations_ == Activations::kBFloat16 ? *kernels_.bfloat16_attention : *kernels_.attention;
+  const AttentionKernels& kernels = attention_kernels();
   float* scratch = scratch_.threads[static_cast<size_t>(share.thread)].get();
   const int64_t num_kv_heads = call.shape.num_kv_heads;
   for (int64_t i = share.first; i < share.last; ++i) {

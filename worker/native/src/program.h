@@ -176,6 +176,7 @@ class Program {
   AttentionPlan& check_rows(const Checks& checks, const View& q, const Array<int32_t>& context_len,
                             const Array<int32_t>& query_start, const KvShape& shape, int64_t max_context,
                             const View& out);
+  const AttentionKernels& attention_kernels() const;
   void push_attention(const AttentionCall& call, AttentionPlan& plan, int64_t max_context, bool is_paged);
   void attend(const AttentionCall& call, const AttentionPlan& plan, bool is_paged, const Share& share);
 

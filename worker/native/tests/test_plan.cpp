@@ -86,6 +86,23 @@ void test_every_span_once() {
       }
 }
 
+// What kernels ask for is kept to, and a chunk is cut evenly where it makes as few items as they ask for.
+void test_kernels_choose_the_cut() {
+  const Rows rows = {{300, 2000}, {0, 1, 65}};
+  for (const pagecast::TileCut cut : {pagecast::TileCut{16, 8}, pagecast::TileCut{32, 3}})
+    for (int num_threads = 1; num_threads <= 8; ++num_threads) {
+      AttentionPlan plan(rows.context_len.data(), rows.query_start.data(), 3, 2048, kNoLimit, num_threads,
+                         cut);
+      plan.cut(2, 65);
+      check_cover(plan, rows, 3, num_threads);
+      int32_t most = 0;
+      for (const AttentionItem& item : plan.items()) most = std::max(most, item.num_queries);
+      const int even = (65 * 3 - 1) / (cut.items_per_thread * num_threads) + 1;
+      CHECK(most == (num_threads == 1 ? cut.max_queries : std::clamp(even, 4, cut.max_queries)),
+            "%d queries, %d threads", most, num_threads);
+    }
+}
+
 void test_some_rows_are_split() {
   const Rows& rows = kBatches[0];
   for (int num_threads = 1; num_threads <= 4; ++num_threads) {
@@ -135,6 +152,7 @@ void test_rows_that_do_not_fit_the_step_are_refused() {
 
 int main() {
   test_every_span_once();
+  test_kernels_choose_the_cut();
   test_some_rows_are_split();
   test_split_queries_share_the_room_for_partials();
   test_rows_that_do_not_fit_the_step_are_refused();

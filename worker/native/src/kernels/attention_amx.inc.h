@@ -91,7 +91,8 @@ void round_queries(const AttentionCall& call, const AttentionItem& item, int kv_
   }
 }
 
-// A span for vectors [first, last) of kTileRows of them, the first of which is `row`.
+// A span of `live` tokens for vectors [first, last) of a tile's rows, which begin at vector `row`. The item's
+// first query sees `first_seen` of its tokens.
 template <typename Kv>
 void rows_span(const TiledHead& head, const AttentionCall& call, int row, int first, int last, int live,
                int first_seen, int group, const Place<Kv>& place, bool is_first) {
@@ -100,12 +101,13 @@ void rows_span(const TiledHead& head, const AttentionCall& call, int row, int fi
   Four::add(head.q + int64_t{row} * tiles.depth, tiles.depth, tiles.keys, kSpanGroups * kTileShorts,
             tiles.depth / kSumColumns);
   Four::store(tiles.scores, kSpanTokens);
-  for (int vector = first; vector < last; ++vector) {
-    const int seen = first_seen + vector / group;
-    if (seen >= kSpanTokens) {
-      weigh_row<Kv, true>(tiles, place, vector - row, kSpanTokens, call.scale, head.span.m, head.span.l);
+  for (int from = (first - row) / 4 * 4; row + from < last; from += 4) {
+    int seen[4];
+    for (int i = 0; i < 4; ++i) seen[i] = first_seen + (row + from + i) / group;
+    if (seen[0] >= kSpanTokens) {
+      weigh_rows<Kv, true>(tiles, place, from, seen, call.scale, head.span.m, head.span.l);
     } else {
-      weigh_row<Kv, false>(tiles, place, vector - row, seen, call.scale, head.span.m, head.span.l);
+      weigh_rows<Kv, false>(tiles, place, from, seen, call.scale, head.span.m, head.span.l);
     }
   }
   const int num_columns = tiles.head_size / kLanes, num_blocks = (live + kSumColumns - 1) / kSumColumns;
@@ -187,6 +189,8 @@ const AttentionKernels& bfloat16_attention_kernels() {
   static const AttentionKernels table = [] {
     AttentionKernels copy = *avx512_kernels().bfloat16_attention;
     copy.paged = attend_paged_tiles;
+    // Tiles of a span are made once for an item: the more queries, the better.
+    copy.cut = {32, 3};
     return copy;
   }();
   return table;

@@ -11,14 +11,14 @@ namespace {
 
 inline constexpr int64_t kTileShorts = int64_t{kTileRows} * kSumColumns;
 
-// What a span is for the query vectors of an item that share a KV head.
+// A span for the query vectors of an item that share a KV head. Row j of a tile of keys holds d = 2 j and 2 j
+// + 1 of each token, that of a tile of values t = 2 j and 2 j + 1 of each d.
 struct SpanTiles {
   int head_size;
-  int depth;       // head_size up to a multiple of kSumColumns
-  uint16_t* keys;  // [depth / kSumColumns][kSpanGroups] tiles, row j: (d = 2j, d = 2j + 1) of each token
-  uint16_t*
-      values;  // [kSpanTokens / kSumColumns][head_size / kLanes] tiles, row j: (t = 2j, t = 2j + 1) of each d
-  float* scores;     // [kTileRows, kSpanTokens]
+  int depth;         // head_size up to a multiple of kSumColumns
+  uint16_t* keys;    // [depth / kSumColumns][kSpanGroups] tiles
+  uint16_t* values;  // [kSpanTokens / kSumColumns][head_size / kLanes] tiles
+  float* scores;     // [kTileRows, kSpanTokens]: sums over d
   uint16_t* shares;  // the same: weights of the values
 };
 
@@ -33,10 +33,9 @@ PAGECAST_INLINE __m512i to_words(F16 first, F16 second) {
   return counting((__m512i)_mm512_cvtne2ps_pbh(second.part[0], first.part[0]));
 }
 
-// Word i of sixteen numbers at `even`, then that of those at `odd`.
+// Sixteen numbers at `even` and at `odd`, in turn.
 template <typename Kv>
 PAGECAST_INLINE __m512i load_pairs(const typename Kv::Element* even, const typename Kv::Element* odd) {
-  // Word 2i is word i, word 2i + 1 word 16 + i.
   const auto lane = (Bits)_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const auto index = (__m512i)(lane * 0x10001u + 0x100000u);
   __m512i words;
@@ -109,35 +108,68 @@ PAGECAST_INLINE F16 exp_below(F16 x) {
   return {{_mm512_maskz_scalef_ps(counts, p.part[0], n.part[0])}};
 }
 
-// Makes of a row's scores its m, its l and its shares; it sees `live` tokens.
+// Of each of four rows: lane i with lane i + 8, then i + 4, i + 2, i + 1, all by `add`. That of row r is in
+// the lanes from 4 r.
+template <typename Add>
+PAGECAST_INLINE __m512 reduce_four(const F16 (&rows)[4], Add add) {
+  const auto halves = [&](F16 a, F16 b) __attribute__((always_inline)) {
+    return add(_mm512_shuffle_f32x4(a.part[0], b.part[0], 0x44),
+               _mm512_shuffle_f32x4(a.part[0], b.part[0], 0xee));
+  };
+  const __m512 first = halves(rows[0], rows[1]), second = halves(rows[2], rows[3]);
+  __m512 out = add(_mm512_shuffle_f32x4(first, second, 0x88), _mm512_shuffle_f32x4(first, second, 0xdd));
+  out = add(out, _mm512_permute_ps(out, 0x4e));
+  return add(out, _mm512_permute_ps(out, 0xb1));
+}
+
+// Lanes 0, 4, 8 and 12.
+PAGECAST_INLINE void store_four(float* to, __m512 from) {
+  const __m512i index = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_permutexvar_ps(index, from)));
+}
+
+// Makes of the scores of four rows from `row` their m, their l and their shares; row i sees live[i] tokens,
+// the first one fewest, and all of the span where kIsWhole. Rows that are nobody's may come along.
 template <typename Kv, bool kIsWhole>
-PAGECAST_INLINE void weigh_row(const SpanTiles& tiles, const Place<Kv>& place, int row, int live, float scale,
-                               float* m, float* l) {
-  const float* scores = tiles.scores + row * kSpanTokens;
-  F16 s[kSpanGroups];
+PAGECAST_INLINE void weigh_rows(const SpanTiles& tiles, const Place<Kv>& place, int row, const int (&live)[4],
+                                float scale, float* m, float* l) {
+  const F16 none = broadcast(-__builtin_inff());
+  F16 s[4][kSpanGroups], tops[4], sums[4];
 #pragma GCC unroll 4
-  for (int g = 0; g < kSpanGroups; ++g) {
-    s[g] = load(scores + g * kLanes);
-    if constexpr (kHasScales<Kv>) s[g] = s[g] * load(place.key_scales[g]);
-    s[g] = s[g] * broadcast(scale);
-    if constexpr (!kIsWhole) s[g] = select(first_n(live - g * kLanes), s[g], broadcast(-__builtin_inff()));
-  }
-  const float top = max_lane(max(max(s[0], s[1]), max(s[2], s[3])));
-  m[row] = top > -__builtin_inff() ? top : -__builtin_inff();
-  const F16 peak = broadcast(m[row]);
-#pragma GCC unroll 4
-  for (int g = 0; g < kSpanGroups; ++g) s[g] = exp_below(s[g] - peak);
-  l[row] = sum((s[0] + s[1]) + (s[2] + s[3]));
-  if constexpr (kHasScales<Kv>)
+  for (int i = 0; i < 4; ++i) {
 #pragma GCC unroll 4
     for (int g = 0; g < kSpanGroups; ++g) {
-      s[g] = s[g] * load(place.value_scales[g]);
-      // A scale of a token that isn't seen may be anything.
-      if constexpr (!kIsWhole) s[g] = select(first_n(live - g * kLanes), s[g], zero());
+      s[i][g] = load(tiles.scores + (row + i) * kSpanTokens + g * kLanes);
+      if constexpr (kHasScales<Kv>) s[i][g] = s[i][g] * load(place.key_scales[g]);
+      s[i][g] = s[i][g] * broadcast(scale);
+      if constexpr (!kIsWhole) s[i][g] = select(first_n(live[i] - g * kLanes), s[i][g], none);
     }
-  uint16_t* shares = tiles.shares + row * kSpanTokens;
-  _mm512_storeu_si512(shares, to_words(s[0], s[1]));
-  _mm512_storeu_si512(shares + kSumColumns, to_words(s[2], s[3]));
+    tops[i] = max(max(s[i][0], s[i][1]), max(s[i][2], s[i][3]));
+  }
+  const __m512 top = reduce_four(
+      tops, [](__m512 a, __m512 b) __attribute__((always_inline)) { return _mm512_max_ps(a, b); });
+  // -inf in place of NaN: `a > b ? a : b`.
+  const __m512 peaks = _mm512_max_ps(top, none.part[0]);
+  store_four(m + row, peaks);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const F16 peak = {{_mm512_permutexvar_ps(_mm512_set1_epi32(4 * i), peaks)}};
+#pragma GCC unroll 4
+    for (int g = 0; g < kSpanGroups; ++g) s[i][g] = exp_below(s[i][g] - peak);
+    sums[i] = (s[i][0] + s[i][1]) + (s[i][2] + s[i][3]);
+    if constexpr (kHasScales<Kv>)
+#pragma GCC unroll 4
+      for (int g = 0; g < kSpanGroups; ++g) {
+        s[i][g] = s[i][g] * load(place.value_scales[g]);
+        // A scale of a token that isn't seen may be anything.
+        if constexpr (!kIsWhole) s[i][g] = select(first_n(live[i] - g * kLanes), s[i][g], zero());
+      }
+    uint16_t* shares = tiles.shares + (row + i) * kSpanTokens;
+    _mm512_storeu_si512(shares, to_words(s[i][0], s[i][1]));
+    _mm512_storeu_si512(shares + kSumColumns, to_words(s[i][2], s[i][3]));
+  }
+  store_four(l + row, reduce_four(sums, [](__m512 a, __m512 b)
+                                            __attribute__((always_inline)) { return _mm512_add_ps(a, b); }));
 }
 
 }  // namespace

@@ -7,15 +7,26 @@
 namespace pagecast::PAGECAST_SET {
 namespace {
 
+// As InFloat32, in bfloat16.
 struct InBFloat16 {
   static constexpr int kChains = 2;
   PAGECAST_INLINE F16 round(F16 x) { return to_bfloat(x); }
   template <typename Kv>
   PAGECAST_INLINE F16 load(const typename Kv::Element* from) {
+    if constexpr (kIsShort<Kv>) return load_counting(from);
     const F16 x = Kv::load(from);
     if constexpr (kIsRounded<Kv>) return x;
-    if constexpr (kIsShort<Kv>) return select(less(absolute(x), broadcast(kLeastBFloat)), zero(), x);
-    return to_bfloat(x);
+    if constexpr (!Native::kFused) return to_bfloat(x);
+    // (2^16 - 1) x loses what is to be lost of x, by the same rule, and 2^16 x nothing. Scaled, for no
+    // product to overflow. A half is no less than counts, but 0 may be -0: it adds nothing.
+    const float unit = kIsHalf<Kv> ? 0x1p16f : 0x1p-4f;
+    F16 rounded = fma(x, broadcast(unit), x * broadcast(-unit * 0xffffp-16f));
+    if constexpr (!kIsHalf<Kv>) rounded = rounded * broadcast(0x1p20f);
+    const F16 magnitude = absolute(x);
+    const F16 finite = select(less(magnitude, broadcast(__builtin_inff())), rounded, x);
+    if constexpr (kIsHalf<Kv>) return finite;
+    // From half a step below the least one that counts, numbers are rounded up to it.
+    return select(less(magnitude, broadcast(kLeastBFloat - kLeastBFloat / 512)), zero(), finite);
   }
 
   // weights[i][t] = sum over d of q[i][d] * k[t][d], for M vectors from `first` and G groups of tokens.
@@ -120,6 +131,15 @@ struct InBFloat16 {
   }
 
  private:
+  // Sixteen bfloat16, zeros where they are less than counts.
+  PAGECAST_INLINE F16 load_counting(const uint16_t* from) {
+    F16 out;
+    PAGECAST_EACH_PART {
+      const auto words = (Bits)Native::load_shorts(from + part * Native::kWidth);
+      out.part[part] = (Native::Vec)((words & 0x7fffu) >= 0x2780u ? words << 16 : Bits{});
+    }
+    return out;
+  }
   // What a block makes of the sum before it.
   PAGECAST_INLINE F16 add_chains(bool is_first, const float* sum, F16 even, F16 odd) {
     return (is_first ? zero() : PAGECAST_SET::load(sum)) + (even + odd);

@@ -6,6 +6,7 @@
 namespace pagecast::PAGECAST_SET {
 namespace {
 
+// What attention.h's order is made of in float32.
 struct InFloat32 {
   static constexpr int kChains = 1;
   PAGECAST_INLINE F16 round(F16 x) { return x; }

@@ -41,11 +41,15 @@ inline constexpr bool kIsFetched = true;
 template <>
 inline constexpr bool kIsFetched<SpreadKv> = false;
 
-// Types whose elements are bfloat16 once tiny ones are zeros, and those that need nothing.
+// Types whose elements are bfloat16 once tiny ones are zeros, of which none is tiny, and that need nothing.
 template <typename Kv>
 inline constexpr bool kIsShort = false;
 template <>
 inline constexpr bool kIsShort<BFloat16Kv> = true;
+template <typename Kv>
+inline constexpr bool kIsHalf = false;
+template <>
+inline constexpr bool kIsHalf<Float16Kv> = true;
 template <typename Kv>
 inline constexpr bool kIsRounded = kHasScales<Kv> || !kIsFetched<Kv>;
 
