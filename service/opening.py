@@ -46,7 +46,7 @@ async def open_session(
             if task is not None and task.cancelling():  # the input was committed when its caller left
                 raise asyncio.CancelledError
         except BaseException as error:
-            link.spawn(link.attempt(_close(link, session.session_id)))
+            link.spawn(link.attempt(lambda: _close(link, session.session_id)))
             router.forget(session.session_id)
             if isinstance(error, PagecastError):
                 raise _of_initial_input(error) from error

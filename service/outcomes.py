@@ -19,6 +19,6 @@ def take_account(router: Router[WorkerLink], link: WorkerLink, session_id: str, 
         elif turn.is_lost and not link.lost.is_set():
             router.give_up(session_id)
             close = worker_pb2.CloseSessionRequest(session_id=session_id)
-            link.spawn(link.attempt(link.call(link.stub.CloseSession, close)))
+            link.spawn(link.attempt(lambda: link.call(link.stub.CloseSession, close)))
 
     turn.when_over(settle)

@@ -8,6 +8,7 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -227,7 +228,7 @@ def _close_left(session_ids: Sequence[str], link: WorkerLink) -> None:
     """Close sessions in a worker that was out of reach: they have been told to have failed."""
     for session_id in session_ids:
         request = worker_pb2.CloseSessionRequest(session_id=session_id)
-        link.spawn(link.attempt(link.call(link.stub.CloseSession, request)))
+        link.spawn(link.attempt(partial(link.call, link.stub.CloseSession, request)))
 
 
 async def _serve(

@@ -177,7 +177,7 @@ class Turn:
                 if self._cancelling is not None:
                     self._cancelling.cancel()
                 elif not is_over:
-                    self._link.spawn(self._link.attempt(self._cancel_in_worker()))
+                    self._link.spawn(self._link.attempt(self._cancel_in_worker))
 
     def _take_on_the_way(self, event: worker_pb2.GenerationEvent) -> bool:
         """Take an event unless it is the turn's last; returns whether it was taken."""
@@ -213,7 +213,7 @@ class Turn:
 
     async def _cancel(self, mailbox: Mailbox) -> None:
         """Cancel in the worker, and wait for the turn's end, but not for ever."""
-        await self._link.attempt(self._cancel_in_worker())
+        await self._link.attempt(self._cancel_in_worker)
         await asyncio.sleep(END_AFTER_CANCEL_S)
         mailbox.fail(PagecastError(Reason.CANCELLED, "the turn was cancelled"))
 

@@ -199,10 +199,13 @@ class WorkerLink:
         task.add_done_callback(self._background.discard)
         return task
 
-    async def attempt(self, work: Awaitable[object]) -> None:
-        """Await `work` whose failure changes nothing for anybody: a refusal, or a worker that is lost."""
+    async def attempt(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do `work` whose failure changes nothing for anybody: a refusal, or a worker that is lost.
+
+        It is made here: a task that is cancelled before it ran leaves nothing behind that was never awaited.
+        """
         try:
-            await work
+            await work()
         except PagecastError as error:
             self._log.debug("background_call_failed", reason=str(error.reason))
         except grpc.aio.AioRpcError as error:
@@ -228,7 +231,7 @@ class WorkerLink:
         error = None if task.cancelled() else task.exception()
         is_refused = isinstance(error, PagecastError) and error.reason not in _UNSETTLED
         if not is_refused:
-            await self.attempt(undo())
+            await self.attempt(undo)
 
     async def _read(self) -> None:
         """Read reports, coming back after the last one for as long as the worker is there."""

@@ -226,6 +226,24 @@ async def test_close_ends_followed_generations(tmp_path: Path) -> None:
     await worker.die()
 
 
+async def test_background_work_that_a_closing_link_cuts_before_it_began_is_never_made(tmp_path: Path) -> None:
+    worker = FakeWorker(tmp_path)
+    await worker.start()
+    link = await connect(worker)
+    made = []
+
+    async def work() -> None:
+        made.append("work")
+
+    task = asyncio.create_task(link.attempt(work))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not made  # and pytest sees no coroutine that nobody awaited
+    await link.close()
+    await worker.die()
+
+
 def test_a_finished_mailbox_gives_its_events_before_its_error() -> None:
     async def run() -> None:
         mailbox = link_module.Mailbox()
