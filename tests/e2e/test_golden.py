@@ -56,11 +56,18 @@ def test_golden_ids(client: pagecast.Client, case: dict[str, Any]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_as_it_comes_a_worker_is_near_and_takes_little_beside_weights_and_pool(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "activations", "min_margin"),
+    [((), "int8", 0.5), (("--activations", "bfloat16"), "bfloat16", 0.2)],
+    ids=["as it comes", "bfloat16"],
+)
+def test_a_worker_is_near_and_takes_little_beside_weights_and_pool(
+    flags: tuple[str, ...], activations: str, min_margin: float, tmp_path: Path
+) -> None:
     """In the numbers that users get: rounding may turn over a margin of some tenths."""
     case = max(CASES, key=lambda case: len(case["token_ids"]))
     with (
-        running_server(tmp_path, "--model", "smollm2-135m") as server,
+        running_server(tmp_path, "--model", "smollm2-135m", *flags) as server,
         pagecast.Client(server.target, timeout_s=60.0) as client,
     ):
 
@@ -69,13 +76,14 @@ def test_as_it_comes_a_worker_is_near_and_takes_little_beside_weights_and_pool(t
                 return list(session.generate(given, max_tokens=count).wait().token_ids)
 
         golden, margins = case["token_ids"], case["top1_minus_top2"]
-        assert_ids_agree(generate, case["prompt_ids"], golden, margins, min_margin=0.5)
+        assert_ids_agree(generate, case["prompt_ids"], golden, margins, min_margin=min_margin)
         (ready,) = server.events("worker_ready")
         status = Path(f"/proc/{ready['pid']}/status").read_text(encoding="utf-8")
     sizes = {
         name: int(text.split()[0]) * 1024 for name, text in re.findall(r"((?:Vm|Rss)\w+):\s*(.*)", status)
     }
     file_bytes = resolve_model_spec("smollm2-135m").stat().st_size
+    assert ready["activations"] == activations
     assert ready["kv_bytes"] > 100 * MIB
     assert sizes["VmHWM"] <= file_bytes + ready["kv_bytes"] + 350 * MIB, sizes
     # Of the pool few pages were touched. How much of a library is mapped is the system's choice.

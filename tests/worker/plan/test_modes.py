@@ -152,7 +152,8 @@ def test_float32_activations_give_the_bits_of_dequantised_weights(weights: str, 
 
 
 @pytest.mark.model
-def test_rows_of_a_real_model_stand_alone_in_the_default_mode() -> None:
+@pytest.mark.parametrize(("activations", "kv_dtype"), [("int8", "float16"), ("bfloat16", "bfloat16")])
+def test_rows_of_a_real_model_stand_alone(activations: str, kv_dtype: str) -> None:
     path = resolve_model_spec("smollm2-135m")
     model = LlamaModel.from_gguf(read_gguf(path, weights="file", multiplier="panels"))
-    assert_rows_stand_alone(model, "int8", "float16", steps_for(model))
+    assert_rows_stand_alone(model, activations, kv_dtype, steps_for(model))
