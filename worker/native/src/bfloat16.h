@@ -44,7 +44,9 @@ struct BFloat16Kernels {
   // As Kernels' linear and linear_swiglu, of weights of any format: bf(w), w being the number that float32
   // products multiply with. Rows of x up to a multiple of kLanes are there, and what they hold is nobody's.
   void (*linear)(BFloat16Rows x, int num_rows, const Panels& w, int64_t first, int64_t last, Rows out);
-  void (*linear_swiglu)(BFloat16Rows x, int num_rows, const Panels& w, int64_t first, int64_t last, Rows out);
+  // What is written of `out` goes to `rounded` as bf(out) too, where that isn't null.
+  void (*linear_swiglu)(BFloat16Rows x, int num_rows, const Panels& w, int64_t first, int64_t last, Rows out,
+                        const BFloat16Rows* rounded);
 };
 
 }  // namespace pagecast

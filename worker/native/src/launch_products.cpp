@@ -135,25 +135,35 @@ void Program::push_before(const View& x, int64_t cost, Round round) {
   launches_.back().counts_to_next = true;
 }
 
-void Program::round_before(const View& x, std::span<const Panels> segments) {
+int Program::round_before(const View& x, std::span<const Panels> segments) {
   if (activations_ == Activations::kBFloat16) {
-    bfloat16_.reserve(capacity_.of(x.extent), x.width);
-    return push_before(x, kRoundCost * x.width, [this, from = x.rows(), width = x.width](const Share& share) {
-      kernels_.bfloat16->round(from, share.first, share.last, bfloat16_.rows(width));
+    // Half a tile would keep what another product left in the other one.
+    if (!launches_.empty() && launches_.back().also != nullptr && x.width % kSumColumns == 0 &&
+        same_rows(launches_.back().also->out, x)) {
+      RoundedToo& also = *launches_.back().also;
+      bfloat16_[also.scratch].reserve(capacity_.of(x.extent), x.width);
+      also.wanted = true;
+      return also.scratch;
+    }
+    bfloat16_[0].reserve(capacity_.of(x.extent), x.width);
+    push_before(x, kRoundCost * x.width, [this, from = x.rows(), width = x.width](const Share& share) {
+      kernels_.bfloat16->round(from, share.first, share.last, bfloat16_[0].rows(width));
     });
+    return 0;
   }
   std::vector<int> offsets;
   for (const Panels& segment : segments)
     if (wants_int8(activations_, segment) &&
         std::find(offsets.begin(), offsets.end(), segment.offset) == offsets.end())
       offsets.push_back(segment.offset);
-  if (offsets.empty()) return;
+  if (offsets.empty()) return 0;
   int8_.reserve(capacity_.of(x.extent), x.width, offsets);
   push_before(x, kQuantiseCost * x.width,
               [this, from = x.rows(), width = x.width, offsets](const Share& share) {
                 for (const int offset : offsets)
                   kernels_.int8->quantise(from, offset, share.first, share.last, int8_.rows(width, offset));
               });
+  return 0;
 }
 
 void Program::embedding(std::span<const Panels> weight, const Array<int32_t>& token_ids, const View& out) {
@@ -172,14 +182,15 @@ void Program::linear(const View& x, std::span<const Panels> weight, const View& 
   check_weight(checks, weight, x);
   checks.view("out", out, count_rows(weight), x.extent);
   checks.apart("out", out, "x", x);
-  round_before(x, weight);
+  const int scratch = round_before(x, weight);
   Product product{{weight.begin(), weight.end()}, x.rows(), out.rows(), x.width};
   push(out.extent, count_panels(weight), out.width * x.width / 4,
-       [this, product = std::move(product)](const Share& share) {
+       [this, scratch, product = std::move(product)](const Share& share) {
          const auto rows = static_cast<int>(share.num_rows);
          product.cut(share.first, share.last, [&](const Panels& w, int64_t first, int64_t last, Rows to) {
            if (activations_ == Activations::kBFloat16) {
-             kernels_.bfloat16->linear(bfloat16_.rows(product.num_columns), rows, w, first, last, to);
+             kernels_.bfloat16->linear(bfloat16_[scratch].rows(product.num_columns), rows, w, first, last,
+                                       to);
            } else if (wants_int8(activations_, w)) {
              const auto kernel = kernels_.int8->linear[static_cast<int>(w.format)];
              kernel(int8_.rows(product.num_columns, w.offset), rows, w, first, last, to);
@@ -202,14 +213,16 @@ void Program::linear_swiglu(const View& x, std::span<const Panels> weight, const
                      std::to_string(kLanes) + " each");
   checks.view("out", out, panels.num_rows / 2, x.extent);
   checks.apart("out", out, "x", x);
-  round_before(x, weight);
+  const int scratch = round_before(x, weight);
+  RoundedToo& also = *rounded_too_.emplace_back(std::make_unique<RoundedToo>(RoundedToo{out, 1 - scratch}));
   const int64_t half = panels.num_panels() / 2;
   push(out.extent, half, panels.num_rows * x.width / 4,
-       [this, panels, from = x.rows(), to = out.rows()](const Share& share) {
+       [this, panels, scratch, &also, from = x.rows(), to = out.rows()](const Share& share) {
          const auto rows = static_cast<int>(share.num_rows);
          if (activations_ == Activations::kBFloat16) {
-           kernels_.bfloat16->linear_swiglu(bfloat16_.rows(panels.num_columns), rows, panels, share.first,
-                                            share.last, to);
+           const BFloat16Rows rounded = bfloat16_[also.scratch].rows(also.out.width);
+           kernels_.bfloat16->linear_swiglu(bfloat16_[scratch].rows(panels.num_columns), rows, panels,
+                                            share.first, share.last, to, also.wanted ? &rounded : nullptr);
          } else if (wants_int8(activations_, panels)) {
            const auto kernel = kernels_.int8->linear_swiglu[static_cast<int>(panels.format)];
            kernel(int8_.rows(panels.num_columns, panels.offset), rows, panels, share.first, share.last, to);
@@ -217,6 +230,7 @@ void Program::linear_swiglu(const View& x, std::span<const Panels> weight, const
            kernels_.linear_swiglu(from, rows, panels, share.first, share.last, to);
          }
        });
+  launches_.back().also = &also;
   launches_.back().weights = {{panels.data, panels.panel_bytes(), 0, half},
                               {panels.panel(half), panels.panel_bytes(), 0, half}};
 }

@@ -27,6 +27,14 @@ namespace pagecast {
 
 class Sampler;
 
+// A result that a launch writes by panels, and whether it is to be rounded to bfloat16 as well: the launch
+// behind it, which wants that, is added later.
+struct RoundedToo {
+  View out;
+  int scratch;  // that takes it, not the one that the launch reads
+  bool wanted = false;
+};
+
 // One kernel call with its operands bound. It is cut into units that any thread may do: rows of its extent,
 // or weight panels, or attention items.
 struct Launch {
@@ -39,6 +47,7 @@ struct Launch {
   std::vector<WeightStream> weights = {};
   std::optional<View> wrote = {};  // of a launch cut by rows: those of its last result, whole in its body
   bool counts_to_next = false;     // added in front of an operator's own launch, to which its time belongs
+  RoundedToo* also = nullptr;      // of one whose result can be rounded on the way
 };
 
 // What products and attention are made of. kInt8: rows that meet quantised weights are rounded to eight bits
@@ -149,7 +158,7 @@ class Program {
     // throws.
     void reserve(int64_t num_rows, int64_t num_columns, std::span<const int> offsets);
   };
-  // Rows of activations in bfloat16, those of one product at a time.
+  // Rows of activations in bfloat16, those of one product at a time, beside what it rounds for the next.
   struct BFloat16Scratch {
     Floats numbers;
     int64_t num_elements = 0;
@@ -165,8 +174,9 @@ class Program {
   void push(Extent extent, int64_t num_panels, int64_t cost, Body body);
   // A launch cut by the rows of `out`, its last result.
   void push_rows(const View& out, int64_t cost, Body body);
-  // Rounds x for the product with these segments that is added next, where one asks for it.
-  void round_before(const View& x, std::span<const Panels> segments);
+  // Rounds x for the product with these segments that is added next, where one asks for it. Returns which
+  // scratch of bfloat16 it is in.
+  int round_before(const View& x, std::span<const Panels> segments);
   // Rounds x by `round`: in the launch before, if that is cut by rows and wrote x, else in one in front of
   // the product. `cost` is of a row.
   template <typename Round>
@@ -214,7 +224,8 @@ class Program {
   std::vector<Floats> dense_keys_;
   AttentionScratch scratch_;
   Int8Scratch int8_;
-  BFloat16Scratch bfloat16_;
+  BFloat16Scratch bfloat16_[2];  // one may be written while the other is read
+  std::vector<std::unique_ptr<RoundedToo>> rounded_too_;
 
   std::vector<Live> live_;
   std::vector<Attending> attending_;

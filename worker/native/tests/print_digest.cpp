@@ -61,7 +61,7 @@ uint64_t bfloat16_digest(const Kernels& set, uint64_t hash) {
       Matrix x = Matrix::random(rows, 768, 6, 4.0f), multiplied(rows, 2 * 112), gated(rows, 112);
       BFloats rounded = round_rows(set, x);
       set.bfloat16->linear(rounded.rows(), rows, w.panels(), 0, 14, multiplied.rows());
-      set.bfloat16->linear_swiglu(rounded.rows(), rows, w.panels(), 0, 7, gated.rows());
+      set.bfloat16->linear_swiglu(rounded.rows(), rows, w.panels(), 0, 7, gated.rows(), nullptr);
       for (const Matrix* out : {&multiplied, &gated}) hash = digest(hash, *out);
     }
   }

@@ -54,9 +54,14 @@ void test_round(const Kernels& set) {
 Matrix multiply(const Kernels& set, bool is_swiglu, BFloats x, int num_rows, const Panels& w, int64_t cut) {
   const int64_t halves = is_swiglu ? 2 : 1;
   Matrix out(num_rows, w.num_rows / halves);
-  const auto kernel = is_swiglu ? set.bfloat16->linear_swiglu : set.bfloat16->linear;
-  kernel(x.rows(), num_rows, w, 0, cut, out.rows());
-  kernel(x.rows(), num_rows, w, cut, w.num_panels() / halves, out.rows());
+  const auto run = [&](int64_t first, int64_t last) {
+    if (is_swiglu)
+      set.bfloat16->linear_swiglu(x.rows(), num_rows, w, first, last, out.rows(), nullptr);
+    else
+      set.bfloat16->linear(x.rows(), num_rows, w, first, last, out.rows());
+  };
+  run(0, cut);
+  run(cut, w.num_panels() / halves);
   return out;
 }
 

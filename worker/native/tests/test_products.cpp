@@ -67,7 +67,7 @@ struct Case {
     return out;
   }
 
-  std::vector<float> arena = std::vector<float>(kTokens * 2048, kNaN);
+  std::vector<float> arena = std::vector<float>(kTokens * 4096, kNaN);
   int64_t used = 0;
   Team team;
   Program program;
@@ -170,8 +170,11 @@ Matrix multiply_bfloats_by_hand(const Kernels& set, Matrix x, const PackedMatrix
     Rows to = out.rows();
     to.data += column;
     column += w.num_rows;
-    const auto kernel = is_swiglu ? set.bfloat16->linear_swiglu : set.bfloat16->linear;
-    kernel(rounded.rows(), static_cast<int>(x.num_rows), w, 0, w.num_panels() / (is_swiglu ? 2 : 1), to);
+    const auto num_rows = static_cast<int>(x.num_rows);
+    if (is_swiglu)
+      set.bfloat16->linear_swiglu(rounded.rows(), num_rows, w, 0, w.num_panels() / 2, to, nullptr);
+    else
+      set.bfloat16->linear(rounded.rows(), num_rows, w, 0, w.num_panels(), to);
   }
   return out;
 }
@@ -189,6 +192,36 @@ void test_bfloat16_is_what_kernels_give_by_hand(const Kernels& set) {
       same(step.projected, multiply_bfloats_by_hand(set, normed, *mixed().packed, false), "qkv");
       same(step.inner, multiply_bfloats_by_hand(set, normed, *gated().packed, true), "gate and up");
       same(step.last, multiply_bfloats_by_hand(set, inner, *narrowing().packed, false), "down");
+    }
+  }
+}
+
+// A product rounds its own result where the next one takes it: into the scratch that it doesn't read,
+// whatever was in there; a second one that takes it, and one of half tiles, have it rounded as ever.
+void test_bfloat16_is_rounded_on_the_way(const Kernels& set) {
+  const Stack narrow({{Kind::kF32, 2 * 48}}, kHidden), wide({{Kind::kF32, 2 * kHidden}}, 48);
+  for (int num_threads = 1; num_threads <= 2; ++num_threads) {
+    Case step(num_threads, set.name, Activations::kBFloat16, mixed(), gated(), narrowing());
+    const View a = step.next(kHidden), b = step.next(48), c = step.next(kHidden), d = step.next(kHidden),
+               e = step.next(kHidden);
+    step.program.linear_swiglu(step.inner, gated().packed->segments(), a);
+    step.program.linear_swiglu(a, narrow.packed->segments(), b);
+    step.program.linear_swiglu(b, wide.packed->segments(), c);
+    step.program.linear(c, narrowing().packed->segments(), d);
+    step.program.linear(c, narrowing().packed->segments(), e);
+    for (const int64_t tokens : {kTokens, int64_t{1}, int64_t{19}}) {
+      step.program.run({tokens, 1, 0});
+      const auto same = [&](const View& view, const View& from, const Stack& weight, bool is_swiglu) {
+        const Matrix expected =
+            multiply_bfloats_by_hand(set, step.read(from, tokens), *weight.packed, is_swiglu);
+        CHECK(step.read(view, tokens).same(expected), "%s: %ld tokens, %d threads, width %ld", set.name,
+              long{tokens}, num_threads, long{view.width});
+      };
+      same(a, step.inner, gated(), true);
+      same(b, a, narrow, true);
+      same(c, b, wide, true);
+      same(d, c, narrowing(), false);
+      same(e, c, narrowing(), false);
     }
   }
 }
@@ -255,6 +288,7 @@ int main() {
     test_a_stack_of_formats_has_the_bits_of_float32(*set);
     test_int8_is_what_kernels_give_by_hand(*set);
     test_bfloat16_is_what_kernels_give_by_hand(*set);
+    test_bfloat16_is_rounded_on_the_way(*set);
   }
   test_rounded_is_near_float32(Activations::kInt8);
   test_rounded_is_near_float32(Activations::kBFloat16);

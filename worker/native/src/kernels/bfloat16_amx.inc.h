@@ -134,9 +134,9 @@ void bfloat16_linear(BFloat16Rows x, int num_rows, const Panels& w, int64_t firs
 }
 
 void bfloat16_linear_swiglu(BFloat16Rows x, int num_rows, const Panels& w, int64_t first, int64_t last,
-                            Rows out) {
+                            Rows out, const BFloat16Rows* rounded) {
   BFloatTiles tiles(num_rows);
-  multiply_gates(tiles, x, num_rows, w, first, last, out);
+  multiply_gates(tiles, x, num_rows, w, first, last, KeepRounded{out, rounded});
   release_tiles();
 }
 

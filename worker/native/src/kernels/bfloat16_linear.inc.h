@@ -146,9 +146,9 @@ void bfloat16_linear(BFloat16Rows x, int num_rows, const Panels& w, int64_t firs
 }
 
 void bfloat16_linear_swiglu(BFloat16Rows x, int num_rows, const Panels& w, int64_t first, int64_t last,
-                            Rows out) {
+                            Rows out, const BFloat16Rows* rounded) {
   BFloatGates gates;
-  multiply_gates(gates, x, num_rows, w, first, last, out);
+  multiply_gates(gates, x, num_rows, w, first, last, KeepRounded{out, rounded});
 }
 
 constexpr BFloat16Kernels kBFloat16 = {round_rows, bfloat16_linear, bfloat16_linear_swiglu};

@@ -26,5 +26,16 @@ PAGECAST_INLINE void store_bfloat_bits(uint16_t* to, F16 x) {
                                           (Native::Ints)((Bits)x.part[part] >> 16));
 }
 
+// Keeps results as float32, and as what the next product takes where that is wanted.
+struct KeepRounded {
+  Rows out;
+  const BFloat16Rows* rounded;  // may be null
+
+  PAGECAST_MEMBER void operator()(int64_t row, int64_t column, F16 results) const {
+    store(out.row(row) + column, results);
+    if (rounded != nullptr) store_bfloat_bits(rounded->at(row, column), to_bfloat(results));
+  }
+};
+
 }  // namespace
 }  // namespace pagecast::PAGECAST_SET
