@@ -47,7 +47,9 @@ float sum_twin(bool fused, int64_t num_columns, X x, W w) {
 class BFloats {
  public:
   BFloats(int64_t num_rows, int64_t num_columns)
-      : num_columns_(num_columns), tiles_(static_cast<size_t>((num_rows + 15) / 16 * rows().num_tiles())) {
+      : num_columns_(num_columns),
+        tiles_(static_cast<size_t>((num_rows + 15) / 16 *
+                                   pagecast::BFloat16Rows{nullptr, num_columns}.num_tiles())) {
     for (Tile& tile : tiles_)
       for (uint16_t& bits : tile.numbers) bits = kUntouched;
   }

@@ -149,6 +149,30 @@ void test_small_numbers(const Kernels& set) {
   }
 }
 
+// Also where all of a NaN's own bits are in the half that is cut off; in either place of a pair of columns.
+void test_a_nan_stays_one(const Kernels& set) {
+  constexpr int64_t kColumns = 32;
+  for (const uint32_t bits : {0x7f800001u, 0xff80ffffu, 0x7fc00000u, 0x7fffffffu})
+    for (const int64_t column : {6, 7}) {
+      float nan;
+      std::memcpy(&nan, &bits, sizeof nan);
+      std::vector<float> plain(16 * kColumns, 1.0f);
+      std::memcpy(&plain[static_cast<size_t>(3 * kColumns + column)], &nan, sizeof nan);
+      const PackedMatrix packed = pack_one(plain, kColumns);
+      Matrix x(2, kColumns);
+      for (int64_t k = 0; k < kColumns; ++k) x.at(0, k) = x.at(1, k) = 1.0f;
+      std::memcpy(&x.at(1, column), &nan, sizeof nan);
+      BFloats rounded = round_rows(set, x);
+      CHECK(std::isnan(value_of(*rounded.rows().at(1, column))), "%s made %08x a number", set.name, bits);
+      const Matrix out = multiply(set, false, rounded, 2, packed.panels(), 0);
+      for (int64_t n = 0; n < 16; ++n) {
+        CHECK(std::isnan(out.at(0, n)) == (n == 3), "%s: %08x in a weight, result %ld", set.name, bits,
+              long{n});
+        CHECK(std::isnan(out.at(1, n)), "%s: %08x in a row, result %ld", set.name, bits, long{n});
+      }
+    }
+}
+
 // What is not a number, or infinite, stays in its row.
 void test_rows_are_alone(const Kernels& set) {
   const gguf_twin::Rows weights(Kind::kQ4_1, 32, 96, 8);
@@ -175,6 +199,7 @@ int main() {
     test_products(*set);
     test_small_numbers(*set);
     test_rows_are_alone(*set);
+    test_a_nan_stays_one(*set);
   }
   return report();
 }

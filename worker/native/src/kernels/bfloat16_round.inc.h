@@ -13,9 +13,11 @@ PAGECAST_INLINE F16 to_bfloat(F16 x) {
   PAGECAST_EACH_PART {
     const Bits bits = (Bits)x.part[part];
     const Bits rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+    // A NaN's own bits could all lie in the half that is cut off.
+    const Bits quiet = (bits & 0xffff0000u) | 0x00400000u;
     const Bits is_nan = (Bits)((bits & 0x7fffffffu) > 0x7f800000u);
     const Bits counts = (Bits)((rounded & 0x7fffffffu) >= 0x27800000u);  // kLeastBFloat's bits
-    out.part[part] = (Native::Vec)((is_nan & bits) | (~is_nan & counts & rounded));
+    out.part[part] = (Native::Vec)((is_nan & quiet) | (~is_nan & counts & rounded));
   }
   return out;
 }
