@@ -2,8 +2,8 @@
 // in bfloat16. Compile with the flags of avx512vnni.cpp, -mavx512bf16, -mamx-tile, -mamx-int8 and -mamx-bf16.
 #define PAGECAST_SET avx512amx
 #include "../simd/avx512.h"
-#include "bfloat16_amx.inc.h"
 #include "attention_amx.inc.h"
+#include "bfloat16_amx.inc.h"
 #include "int8_amx.inc.h"
 
 namespace pagecast {
