@@ -112,7 +112,12 @@ def test_a_process_and_what_is_below_it() -> None:
     import subprocess
     import sys
 
-    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    # Some ticks of CPU time, by which it is counted.
+    script = (
+        "import subprocess, sys, time\n"
+        "while time.process_time() < 0.1: pass\n"
+        "subprocess.run([sys.executable, '-c', 'input()'])"
+    )
     parent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
     try:
         while not (below := children(parent.pid)):

@@ -58,7 +58,7 @@ void test_ragged_rows() {
     }
 }
 
-void test_chunks_of_any_size() {
+[[maybe_unused]] void test_chunks_of_any_size() {
   for (const KvType type : kKvTypes)
     for (int num_queries = 1; num_queries <= 17; ++num_queries) {
       AttentionCase rows(
@@ -68,7 +68,7 @@ void test_chunks_of_any_size() {
     }
 }
 
-void test_every_context() {
+[[maybe_unused]] void test_every_context() {
   for (const KvType type : kKvTypes) {
     AttentionCase chunk({16, 16, 3, 1, type}, {{210, 210}}, {5});
     check_case(chunk, "a long chunk");
