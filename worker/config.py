@@ -167,9 +167,10 @@ def _refusal(given: Mapping[str, Any], cpus: "Cpus") -> str:
             return f"{flag} {value} needs other kernels, reference computes in float32 only"
         if value == "float8_e4m3fn" and kernels == "native":
             return f"{flag} {value} needs --kernels triton; native has int8 of that size"
-        if value == "int8" and kernels == "triton":
+        is_native = value == "int8" or (name, value) == ("activations", "bfloat16")
+        if is_native and kernels == "triton":
             return f"{flag} {value} needs --kernels native"
-        if value == "int8" and given["device"] == "cuda":
+        if is_native and given["device"] == "cuda":
             return f"{flag} {value} needs native kernels, which run on --device cpu only"
     return ""
 

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -12,6 +12,7 @@ import pytest
 
 from pagecast.v1 import generation_pb2, session_pb2
 from tests.client.fake_server import FakeServer, Refusal
+from tests.e2e.processes import wait_until
 from tests.service.terminal_session import CTRL_C, CTRL_D, TerminalSession
 
 CLOSED = session_pb2.SESSION_STATE_CLOSED
@@ -36,13 +37,6 @@ def chat(fake: FakeServer, tmp_path: Path, *flags: str) -> TerminalSession:
 
 def num_cancels(fake: FakeServer) -> int:
     return sum(isinstance(request, generation_pb2.CancelGenerationRequest) for request in fake.requests)
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    ends = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
 
 
 def test_turns_share_a_session_and_ctrl_d_closes_it(fake: FakeServer, tmp_path: Path) -> None:
@@ -100,7 +94,7 @@ def test_ctrl_c_before_the_first_token_and_twice(fake: FakeServer, tmp_path: Pat
         terminal.until("hello\nh")
         terminal.type(CTRL_C)
         # Two signals at once would be one.
-        wait_for(lambda: num_cancels(fake) == 2)
+        wait_until(lambda: num_cancels(fake) == 2, 20.0)
         assert not fake.ended.is_set()
         terminal.type(CTRL_C)
         terminal.until("cut short; what came by then stays in the history")

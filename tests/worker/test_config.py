@@ -72,6 +72,11 @@ def test_what_follows_the_device_is_left_open() -> None:
         (["--kernels", "reference", "--weights", "file"], "--weights file needs other kernels, reference"),
         (["--kernels", "reference", "--activations", "int8"], "--activations int8 needs other kernels"),
         (["--kernels", "triton", "--activations", "int8"], "--activations int8 needs --kernels native"),
+        (
+            ["--kernels", "triton", "--activations", "bfloat16"],
+            "--activations bfloat16 needs --kernels native",
+        ),
+        (["--device", "cuda", "--activations", "bfloat16"], "--activations bfloat16 needs native kernels"),
         (["--kernels", "triton", "--kv-dtype", "int8"], "--kv-dtype int8 needs --kernels native"),
         (["--device", "cuda", "--kv-dtype", "int8"], "--kv-dtype int8 needs native kernels"),
         (["--kernels", "native", "--kv-dtype", "float8_e4m3fn"], "--kv-dtype float8_e4m3fn needs --kernels"),

@@ -22,6 +22,7 @@
 // Kwon et al., "PagedAttention" (2023), arXiv:2309.06180.
 #pragma once
 
+#include "bfloat16.h"
 #include "inline.h"
 #include "kernels.h"
 
@@ -80,7 +81,7 @@ PAGECAST_INLINE int64_t span_floats(int64_t head_size) { return 2 * kSpanTokens 
 // The same for a KV head whose products are made by tiles of AMX: what a span is in bfloat16, as many
 // queries, then m, l and acc of one tile's rows and of all.
 PAGECAST_INLINE int64_t amx_floats(int64_t count, int64_t head_size) {
-  const int64_t depth = (head_size + 31) / 32 * 32, rows = round_up(count);
+  const int64_t depth = sum_blocks(head_size) * kSumColumns, rows = round_up(count);
   return kSpanTokens * (depth + head_size) / 2 + kLanes * (kSpanTokens + kSpanTokens / 2) + rows * depth / 2 +
          (kLanes + rows) * (2 + head_size);
 }

@@ -20,13 +20,16 @@ namespace pagecast {
 inline constexpr int kSumColumns = 32;
 inline constexpr float kLeastBFloat = 0x1p-48f;
 
+// Blocks of kSumColumns that hold n columns, the last one maybe not full.
+PAGECAST_MEMBER constexpr int64_t sum_blocks(int64_t n) { return (n + kSumColumns - 1) / kSumColumns; }
+
 // Rows in bfloat16, as tiles take them: kSumColumns columns of kLanes rows lie together, row by row, then
 // those of the next columns. Columns beyond the last one, up to a whole tile, are zeros.
 struct BFloat16Rows {
   uint16_t* data;  // 64-byte aligned
   int64_t num_columns;
 
-  PAGECAST_MEMBER int64_t num_tiles() const { return (num_columns + kSumColumns - 1) / kSumColumns; }
+  PAGECAST_MEMBER int64_t num_tiles() const { return sum_blocks(num_columns); }
   PAGECAST_MEMBER uint16_t* tile(int64_t row, int64_t index) const {
     return data + (row / kLanes * num_tiles() + index) * kTileNumbers;
   }

@@ -36,8 +36,7 @@ void pack_groups(Kind kind, const RowPointers& rows, size_t first, int64_t num_c
   const Format format = info_of(kind).format;
   const int64_t head = head_bytes(format), bytes = group_bytes(format);
   const auto num_words = static_cast<int>((bytes - head) / (4 * kLanes));
-  const bool is_half = format == Format::kQ4_0 || format == Format::kQ4_1 || format == Format::kQ8_0;
-  const size_t entry = is_half ? 2 : 4;
+  const size_t entry = has_half_scales(format) ? 2 : 4;
   const size_t num_entries = static_cast<size_t>(head) / (entry * kLanes);
   const size_t live = std::min<size_t>(kLanes, rows.size() - first);
   for (int64_t group = 0; group < num_columns / kGroup; ++group) {

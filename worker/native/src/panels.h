@@ -36,6 +36,11 @@ inline constexpr int kNumFormats = 9;
 
 PAGECAST_MEMBER constexpr bool is_quantised(Format format) { return format >= Format::kQ4_0; }
 
+// Whether a group's scales and mins are float16; of other quantised formats they are float32.
+PAGECAST_MEMBER constexpr bool has_half_scales(Format format) {
+  return format == Format::kQ4_0 || format == Format::kQ4_1 || format == Format::kQ8_0;
+}
+
 // Bytes of a group's scales and mins, which lie in front of its quants: kLanes of each, scales first (of
 // Q6_K those of the first halves, then those of the second).
 PAGECAST_MEMBER constexpr int64_t head_bytes(Format format) {

@@ -137,10 +137,16 @@ PAGECAST_INLINE float max_lane(F16 a) {
   return Native::max_lane(a.part[0]);
 }
 
-// e^x within 2 ulp. Exactly 0 below -87.33 (results are never subnormal), inf from 88.72284 on; NaN stays
-// NaN. After Cephes' expf: x = n ln 2 + r, |r| <= ln(2) / 2, e^r by a polynomial, times 2^n by adding to the
-// exponent.
-PAGECAST_INLINE F16 exp(F16 x) {
+// e^x = fraction * 2^n; n is in the lowest bits of `shifted` as well.
+struct Exponential {
+  F16 fraction;
+  F16 n;
+  F16 shifted;
+};
+
+// After Cephes' expf: x = n ln 2 + r, |r| <= ln(2) / 2, e^r by a polynomial. |x| small enough for n to be an
+// integer of 22 bits; whoever has others leaves them out of the result.
+PAGECAST_INLINE Exponential split_exp(F16 x) {
   const F16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: a small number added to it is rounded to an
                                              // integer, which then sits in the lowest bits
   const F16 shifted = fma(x, broadcast(1.44269504f), magic);
@@ -155,7 +161,15 @@ PAGECAST_INLINE F16 exp(F16 x) {
   p = fma(p, r, broadcast(1.6666665459e-1f));
   p = fma(p, r, broadcast(5.0000001201e-1f));
   p = fma(p, r * r, r) + broadcast(1.0f);
-  PAGECAST_EACH_PART p.part[part] = Native::add_to_exponent(p.part[part], shifted.part[part]);
+  return {p, n, shifted};
+}
+
+// e^x within 2 ulp. Exactly 0 below -87.33 (results are never subnormal), inf from 88.72284 on; NaN stays
+// NaN.
+PAGECAST_INLINE F16 exp(F16 x) {
+  const Exponential e = split_exp(x);
+  F16 p = e.fraction;
+  PAGECAST_EACH_PART p.part[part] = Native::add_to_exponent(p.part[part], e.shifted.part[part]);
   p = select(less(x, broadcast(88.72284f)), p, x + broadcast(__builtin_inff()));
   return select(less(x, broadcast(-87.33f)), zero(), p);
 }

@@ -56,7 +56,7 @@ struct TiledHead {
 
 TiledHead lay_out_tiles(const AttentionCall& call, int count, float* scratch) {
   const int head_size = call.shape.head_size;
-  const int depth = (head_size + kSumColumns - 1) / kSumColumns * kSumColumns;
+  const int depth = static_cast<int>(sum_blocks(head_size)) * kSumColumns;
   const auto take = [&scratch](int64_t floats) {
     float* at = scratch;
     scratch += floats;
@@ -110,7 +110,7 @@ void rows_span(const TiledHead& head, const AttentionCall& call, int row, int fi
       weigh_rows<Kv, false>(tiles, place, from, seen, call.scale, head.span.m, head.span.l);
     }
   }
-  const int num_columns = tiles.head_size / kLanes, num_blocks = (live + kSumColumns - 1) / kSumColumns;
+  const int num_columns = tiles.head_size / kLanes, num_blocks = static_cast<int>(sum_blocks(live));
   int column = 0;
   const auto add_values = [&](auto sums) {
     decltype(sums)::add(tiles.shares, kSpanTokens, tiles.values + column * kTileShorts,

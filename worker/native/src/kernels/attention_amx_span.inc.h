@@ -4,7 +4,7 @@
 
 #include "amx_tiles.inc.h"
 #include "attention_place.inc.h"
-#include "bfloat16_round.inc.h"
+#include "bfloat16_words.inc.h"
 
 namespace pagecast::PAGECAST_SET {
 namespace {
@@ -22,22 +22,9 @@ struct SpanTiles {
   uint16_t* shares;  // the same: weights of the values
 };
 
-// Words of bfloat16, +0 where they are less than counts.
-PAGECAST_INLINE __m512i counting(__m512i words) {
-  const __m512i magnitude = _mm512_and_si512(words, _mm512_set1_epi16(0x7fff));
-  return _mm512_maskz_mov_epi16(_mm512_cmpge_epu16_mask(magnitude, _mm512_set1_epi16(0x2780)), words);
-}
-
-// To nearest, halves to even: those of `first`, then those of `second`.
-PAGECAST_INLINE __m512i to_words(F16 first, F16 second) {
-  return counting((__m512i)_mm512_cvtne2ps_pbh(second.part[0], first.part[0]));
-}
-
 // Sixteen numbers at `even` and at `odd`, in turn.
 template <typename Kv>
 PAGECAST_INLINE __m512i load_pairs(const typename Kv::Element* even, const typename Kv::Element* odd) {
-  const auto lane = (Bits)_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const auto index = (__m512i)(lane * 0x10001u + 0x100000u);
   __m512i words;
   if constexpr (kIsShort<Kv>) {
     const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(even)));
@@ -45,7 +32,7 @@ PAGECAST_INLINE __m512i load_pairs(const typename Kv::Element* even, const typen
   } else {
     words = to_words(Kv::load(even), Kv::load(odd));
   }
-  return _mm512_permutexvar_epi16(index, words);
+  return interleave(words);
 }
 
 // Columns beyond head_size: zeros, as those of the queries are.
@@ -91,21 +78,11 @@ void make_values(const SpanTiles& tiles, const Place<Kv>& place, int live, const
   }
 }
 
-// e^x of x <= 0 and NaN: simd.h's, without what it does for greater ones.
-PAGECAST_INLINE F16 exp_below(F16 x) {
-  const F16 magic = broadcast(12582912.0f);
-  const F16 n = fma(x, broadcast(1.44269504f), magic) - magic;
-  F16 r = fma(n, broadcast(-0.693359375f), x);
-  r = fma(n, broadcast(2.12194440e-4f), r);
-  F16 p = broadcast(1.9875691500e-4f);
-  p = fma(p, r, broadcast(1.3981999507e-3f));
-  p = fma(p, r, broadcast(8.3334519073e-3f));
-  p = fma(p, r, broadcast(4.1665795894e-2f));
-  p = fma(p, r, broadcast(1.6666665459e-1f));
-  p = fma(p, r, broadcast(5.0000001201e-1f));
-  p = fma(p, r * r, r) + broadcast(1.0f);
+// simd.h's exp of x <= 0 and NaN, without what that does for greater ones.
+PAGECAST_INLINE F16 exp_of_negative(F16 x) {
+  const Exponential e = split_exp(x);
   const __mmask16 counts = _mm512_cmp_ps_mask(x.part[0], _mm512_set1_ps(-87.33f), _CMP_NLT_UQ);
-  return {{_mm512_maskz_scalef_ps(counts, p.part[0], n.part[0])}};
+  return {{_mm512_maskz_scalef_ps(counts, e.fraction.part[0], e.n.part[0])}};
 }
 
 // Of each of four rows: lane i with lane i + 8, then i + 4, i + 2, i + 1, all by `add`. That of row r is in
@@ -155,7 +132,7 @@ PAGECAST_INLINE void weigh_rows(const SpanTiles& tiles, const Place<Kv>& place, 
   for (int i = 0; i < 4; ++i) {
     const F16 peak = {{_mm512_permutexvar_ps(_mm512_set1_epi32(4 * i), peaks)}};
 #pragma GCC unroll 4
-    for (int g = 0; g < kSpanGroups; ++g) s[i][g] = exp_below(s[i][g] - peak);
+    for (int g = 0; g < kSpanGroups; ++g) s[i][g] = exp_of_negative(s[i][g] - peak);
     sums[i] = (s[i][0] + s[i][1]) + (s[i][2] + s[i][3]);
     if constexpr (kHasScales<Kv>)
 #pragma GCC unroll 4

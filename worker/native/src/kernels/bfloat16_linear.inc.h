@@ -53,7 +53,7 @@ struct BFloatTile {
 };
 
 template <int kRows, int kPanels>
-[[gnu::noinline]] void multiply_bfloats(const BFloatTile& tile) {
+[[gnu::noinline]] void multiply_bfloat_tile(const BFloatTile& tile) {
   constexpr int64_t kPanel = kBFloatColumns * kLanes;
   for (int64_t block = 0; block < tile.num_blocks; ++block) {
     F16 even[kRows][kPanels], odd[kRows][kPanels];
@@ -90,9 +90,9 @@ PAGECAST_INLINE void multiply_bfloat_rows(BFloatTile tile, int num_rows, int64_t
     if (num_rows < kMost) return multiply_bfloat_rows<kMost - 1>(tile, num_rows, num_panels);
   for (; num_panels > 0; num_panels -= kBFloatTilePanels) {
     if (kBFloatTilePanels > 1 && num_panels == 1)
-      multiply_bfloats<kMost, 1>(tile);
+      multiply_bfloat_tile<kMost, 1>(tile);
     else
-      multiply_bfloats<kMost, kBFloatTilePanels>(tile);
+      multiply_bfloat_tile<kMost, kBFloatTilePanels>(tile);
     tile.weights += kBFloatTilePanels * kBFloatColumns * kLanes;
     tile.sums += kBFloatTilePanels * kLanes;
   }
@@ -108,7 +108,7 @@ PAGECAST_INLINE void multiply_bfloat_rows(BFloatTile tile, int num_rows, int64_t
   alignas(64) float floats[kBFloatRows * kBFloatColumns];
   for (int64_t k = 0; k < w.num_columns; k += kBFloatColumns) {
     const int64_t next_k = k + kBFloatColumns < w.num_columns ? k + kBFloatColumns : w.num_columns;
-    const int64_t num_blocks = (next_k - k + kSumColumns - 1) / kSumColumns;
+    const int64_t num_blocks = sum_blocks(next_k - k);
     for (int64_t p = 0; p < num_panels; ++p)
       unpack_bfloats(w, panel + p, k, next_k, weights + p * kBFloatColumns * kLanes);
     for (int r = 0; r < num_rows; ++r)

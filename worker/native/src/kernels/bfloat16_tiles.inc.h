@@ -2,7 +2,7 @@
 // and 2j + 1 of each lane, side by side.
 #pragma once
 
-#include "bfloat16_round.inc.h"
+#include "bfloat16_words.inc.h"
 #include "weights.inc.h"
 
 namespace pagecast::PAGECAST_SET {
@@ -14,17 +14,8 @@ inline constexpr int64_t kTileWords = kSumColumns / 2 * kLanes;  // of 32 bits: 
 // of 2^-24 then.
 template <bool kChecked>
 PAGECAST_INLINE void store_pair(uint32_t* to, F16 even, F16 odd) {
-  if constexpr (kChecked) {
-    even = to_bfloat(even);
-    odd = to_bfloat(odd);
-    _mm512_storeu_si512(to,
-                        _mm512_or_si512(_mm512_srli_epi32((__m512i)even.part[0], 16), (__m512i)odd.part[0]));
-  } else {
-    const __m512i index = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
-                                           7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd.part[0], even.part[0]);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(index, both));
-  }
+  const __m512i words = kChecked ? to_words(even, odd) : nearest_words(even, odd);
+  _mm512_storeu_si512(to, interleave(words));
 }
 
 template <class Quants, bool kChecked>
@@ -69,7 +60,7 @@ PAGECAST_INLINE void make_plain_tile(const std::byte* from, int64_t num_columns,
       make(kSumColumns * Weights::kColumnBytes, [&](const std::byte* from, int64_t block) {
         make_plain_tile<Weights>(from, w.num_columns - block * kSumColumns, to);
       });
-    else if (w.format == Format::kQ4_0 || w.format == Format::kQ4_1 || w.format == Format::kQ8_0)
+    else if (has_half_scales(w.format))
       make(group_bytes(w.format),
            [&](const std::byte* from, int64_t) { make_quant_tile<Weights, false>(w, from, head_size, to); });
     else

@@ -21,9 +21,6 @@ inline constexpr int kVectorBytes = 4 * Native::kWidth;
 constexpr bool has_nibbles(Format format) {
   return format == Format::kQ4_0 || format == Format::kQ4_1 || format == Format::kQ4_K;
 }
-constexpr bool has_half_scales(Format format) {
-  return format == Format::kQ4_0 || format == Format::kQ4_1 || format == Format::kQ8_0;
-}
 
 PAGECAST_INLINE Native::Ints load_ints(const std::byte* from) {
   Native::Ints out;
